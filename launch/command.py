@@ -21,7 +21,7 @@ _ACTIONS = {
   "gke": ("status", "logs", "delete"),
   "slurm": ("status", "logs", "stop", "delete"),
 }
-_ANY = ("status", "logs", "stop", "delete")  # of a job by its name, whatever runs it
+_ANY = ("status", "logs", "stop", "delete")  # actions on a job by its name, on any platform
 _EPILOG = """\
 examples:
   t2t launch tpu-vm --name base --type v5p-64 --zone us-central1-a \\
@@ -35,7 +35,7 @@ examples:
   t2t launch slurm --name base --nodes 4 --gpus-per-node 8 --time 24:00:00 \\
     -- train --config t5_1_1_base --workdir /shared/base
 
-The same command again goes on with what is there. --dry-run prints every
+The same command again resumes the existing job. --dry-run prints every
 command and runs none. docs/launch.md leads from an empty cloud project to
 a training pod."""
 
@@ -54,14 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     allow_abbrev=False,
   )
   kinds = parser.add_subparsers(prog="t2t launch", dest="kind", metavar="tpu-vm | gke | slurm")
-  known = f"types, after the dash TensorCores, or chips of v5litepod and v6e:\n{tpu_types.described()}"
+  known = f"types; the number counts TensorCores, or chips for v5litepod and v6e:\n{tpu_types.described()}"
 
   def add(kind: str, text: str, *, epilog: str = "") -> argparse.ArgumentParser:
     actions = _ACTIONS[kind]
     subparser = kinds.add_parser(
       kind,
       help=text,
-      description=f"Runs a t2t command on {text}.\nThe same command again goes on with what is there.",
+      description=f"Runs a t2t command on {text}.\nThe same command again resumes the existing job.",
       usage=(
         f"t2t launch {kind} --name NAME [options] -- COMMAND ...\n"
         f"       t2t launch {kind} --name NAME [options] {'|'.join(actions)}"
@@ -70,112 +70,133 @@ def _parser() -> argparse.ArgumentParser:
       formatter_class=raw,
       allow_abbrev=False,
     )
-    subparser.add_argument("action", nargs="?", choices=actions, help="look after what is there, in place of a command")
-    subparser.add_argument("--name", help="of what is made; small letters, digits and dashes; `status` alone lists all")
+    subparser.add_argument("action", nargs="?", choices=actions, help="manage an existing job, in place of a command")
+    subparser.add_argument(
+      "--name", help="name of the job; small letters, digits and dashes; `status` without a name lists all jobs"
+    )
     subparser.add_argument("--dry-run", action="store_true", help="print every command, run none")
     subparser.add_argument(
-      "--poll", type=numeric.number(0), default=20.0, metavar="SECONDS", help="between two looks (20)"
+      "--poll", type=numeric.number(0), default=20.0, metavar="SECONDS", help="interval of status checks (20)"
     )
     subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return subparser
 
   vm = add("tpu-vm", "Cloud TPU VMs, by queued resources", epilog=known)
-  vm.add_argument("--zone", help="such as us-central2-b")
-  vm.add_argument("--type", help="such as v5p-64")
-  vm.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
-  vm.add_argument("--spot", action="store_true", help="cheaper, and may be taken away at any time")
-  vm.add_argument("--project", help="in place of gcloud's own")
-  vm.add_argument("--wheel", metavar="FILE", help="of t2t; otherwise that of this checkout is built")
+  vm.add_argument("--zone", help="for example us-central2-b")
+  vm.add_argument("--type", help="for example v5p-64")
+  vm.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of --type in one job (1)")
+  vm.add_argument("--spot", action="store_true", help="use cheaper machines that may be preempted at any time")
+  vm.add_argument("--project", help="project; default: gcloud's")
+  vm.add_argument("--wheel", metavar="FILE", help="wheel of t2t; default: built from this checkout")
   vm.add_argument(
     "--restarts",
     type=numeric.integer(0),
     default=10,
     metavar="N",
-    help="how many times machines taken away are asked for again (10)",
+    help="number of restarts after preemptions (10)",
   )
-  vm.add_argument("--delete", action="store_true", help="delete the machines when this command ends, in whatever way")
-  vm.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="whose log `logs` shows (0)")
+  vm.add_argument(
+    "--delete", action="store_true", help="delete the machines when this command ends, even after an error"
+  )
+  vm.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="worker for `logs` (0)")
   vm.add_argument(
     "--create-flag",
     action="append",
     default=[],
     metavar="FLAG",
-    help="of `gcloud compute tpus queued-resources create`, such as --create-flag=--reserved",
+    help="flag of `gcloud compute tpus queued-resources create`, such as --create-flag=--reserved",
   )
 
   pods = add("gke", "TPUs of a GKE cluster, as a JobSet", epilog=known)
-  pods.add_argument("--type", help="such as v5p-64")
-  pods.add_argument("--image", help="with t2t in it; launch/Dockerfile makes one")
-  pods.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
-  pods.add_argument("--spot", action="store_true", help="on spot nodes")
-  pods.add_argument("--namespace", default="default", help="of Kubernetes (default)")
-  pods.add_argument("--context", help="of kubectl; the current one otherwise")
-  pods.add_argument("--service-account", help="of Kubernetes, whose pods may write to the bucket")
+  pods.add_argument("--type", help="for example v5p-64")
+  pods.add_argument("--image", help="image with t2t, built with launch/Dockerfile")
+  pods.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of --type in one job (1)")
+  pods.add_argument("--spot", action="store_true", help="use spot nodes")
+  pods.add_argument("--namespace", default="default", help="namespace of Kubernetes (default)")
+  pods.add_argument("--context", help="context of kubectl; default: the current one")
+  pods.add_argument("--service-account", help="service account of Kubernetes with write access to the bucket")
   pods.add_argument(
-    "--restarts", type=numeric.integer(0), default=10, metavar="N", help="after failures and preemptions (10)"
+    "--restarts",
+    type=numeric.integer(0),
+    default=10,
+    metavar="N",
+    help="number of restarts after failures and preemptions (10)",
   )
-  pods.add_argument("--delete", action="store_true", help="delete the JobSet when this command ends, in whatever way")
+  pods.add_argument(
+    "--delete", action="store_true", help="delete the JobSet when this command ends, even after an error"
+  )
 
   batch = add("slurm", "GPUs of a SLURM cluster, as a batch job")
   batch.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (1)")
-  batch.add_argument("--gpus-per-node", type=int, default=1, metavar="N", help="each a process of its own (1)")
-  batch.add_argument("--time", help="such as 24:00:00; saves and is queued again when it is up")
-  batch.add_argument("--partition", help="in place of the default")
-  batch.add_argument("--account", help="in place of your own")
-  batch.add_argument("--setup", metavar="COMMAND", help="before the job, such as 'module load cuda'")
-  batch.add_argument("--python", default=sys.executable, help="that all nodes see; this one otherwise")
   batch.add_argument(
-    "--restarts", type=numeric.integer(0), default=10, metavar="N", help="how many times it is queued again (10)"
+    "--gpus-per-node", type=int, default=1, metavar="N", help="GPUs of each machine, with one process each (1)"
+  )
+  batch.add_argument("--time", help="time limit such as 24:00:00; the job then saves and is queued again")
+  batch.add_argument("--partition", help="partition; default: the cluster's")
+  batch.add_argument("--account", help="account; default: your own")
+  batch.add_argument("--setup", metavar="COMMAND", help="command before the job, such as 'module load cuda'")
+  batch.add_argument("--python", default=sys.executable, help="interpreter on all nodes; default: this one")
+  batch.add_argument(
+    "--restarts", type=numeric.integer(0), default=10, metavar="N", help="number of times the job is queued again (10)"
   )
   batch.add_argument(
-    "--sbatch-flag", action="append", default=[], metavar="FLAG", help="such as --sbatch-flag=--exclusive"
+    "--sbatch-flag",
+    action="append",
+    default=[],
+    metavar="FLAG",
+    help="flag of sbatch, such as --sbatch-flag=--exclusive",
   )
   return parser
 
 
 def _check(options: argparse.Namespace, command: list[str] | None) -> None:
-  """What argparse does not check.
+  """Checks options beyond argparse.
 
   Raises:
-    UserError: names the option and what would be right.
+    UserError: with the option and valid values.
   """
   for name, value in vars(options).items():
-    if name != "setup":  # which is a script
+    if name != "setup":  # a script, which may have several lines
       flag = f"--{name.replace('_', '-')}"
       for word in value if isinstance(value, list) else [value]:
         shell_lib.check_words({flag: str(word)})
   if options.name is None:
     if options.action == "status" and command is None:
       return
-    raise UserError("--name is missing: of what is made, or is to be looked after; `t2t launch status` lists all")
+    raise UserError("--name is missing: give the name of a job; `t2t launch status` lists all jobs")
   if options.kind == "tpu-vm" and options.zone is None:
-    raise UserError("--zone is missing; such as us-central2-b")
+    raise UserError("--zone is missing: give a zone such as --zone us-central2-b")
   if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", options.name):
     raise UserError(
-      f"--name {options.name}: small letters, digits and dashes, at most 40, a letter first and no dash last"
+      f"--name {options.name}: give at most 40 small letters, digits and dashes, with a letter first and no dash last"
     )
   if command is None and options.action is None:
     raise UserError(
-      "nothing to do: give a t2t command after --, as in `-- train --config NAME --workdir ...`, or one of"
-      f" {', '.join(_ACTIONS[options.kind])}"
+      "nothing to do: give a t2t command after --, as in `-- train --config NAME --workdir ...`, or one of "
+      f"{', '.join(_ACTIONS[options.kind])}"
     )
   if command is not None and options.action:
-    raise UserError(f"{options.action} and a command after --: give one of them")
+    raise UserError(f"{options.action} and a command after --: give one of the two")
   for name in ("slices", "nodes", "gpus_per_node"):
     if name in options and getattr(options, name) < 1:
       raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
   if options.kind != "slurm" and command is not None and not options.type:
-    raise UserError(f"--type is missing; after the dash\n{tpu_types.described()}")
+    raise UserError(
+      "--type is missing: give one of these types; the number counts TensorCores, or chips for v5litepod and "
+      f"v6e:\n{tpu_types.described()}"
+    )
   if options.kind == "gke" and command is not None and not options.image:
-    raise UserError("--image is missing; docs/launch.md says how launch/Dockerfile makes one")
+    raise UserError("--image is missing: build an image with launch/Dockerfile (see docs/launch.md), and give its name")
 
 
 def _tpu_vm(options, job: job_lib.Job | None, shell: shell_lib.Shell) -> None:
   tpu = tpu_types.tpu_type(options.type) if options.type else None
   if job and not tpu.runtime:
-    raise UserError(f"--type {options.type}: Google Cloud lends this generation by GKE alone; t2t launch gke")
+    raise UserError(f"--type {options.type}: Google Cloud offers this generation only on GKE. Use `t2t launch gke`")
   if job and options.slices > 1 and tpu.name.startswith(("v2-", "v3-")):
-    raise UserError(f"--slices {options.slices}: v4 and later can be several slices of one job; {tpu.name} is one")
+    raise UserError(
+      f"--slices {options.slices}: {tpu.name} supports a single slice. Give --slices 1, or a type of v4 or later"
+    )
   request = queued_resource.Request(
     options.name, options.zone, options.project, tpu, options.slices, options.spot, tuple(options.create_flag)
   )
@@ -226,7 +247,7 @@ _LAUNCHERS = {"tpu-vm": _tpu_vm, "gke": _gke, "slurm": _slurm}
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs `t2t launch`."""
   at = argv.index("--") if "--" in argv else len(argv)
   command = argv[at + 1 :] if at < len(argv) else None
   arguments = argv[:at]
@@ -235,7 +256,7 @@ def main(argv: list[str]) -> None:
     return
   if arguments and not arguments[0].startswith("-") and arguments[0] not in _LAUNCHERS:
     raise UserError(
-      f"{arguments[0]}: no such launcher{did_you_mean(arguments[0], _LAUNCHERS)}; there are {', '.join(_LAUNCHERS)}"
+      f"{arguments[0]}: no such launcher{did_you_mean(arguments[0], _LAUNCHERS)}. Give one of {', '.join(_LAUNCHERS)}"
     )
   if command is None:
     _check_dashes(arguments)
@@ -245,13 +266,13 @@ def main(argv: list[str]) -> None:
     return
   options = parser.parse_args(_with_dashes(arguments))
   if options.kind is None:
-    raise UserError(f"which launcher? There are {', '.join(_LAUNCHERS)}")
+    raise UserError(f"t2t launch: no launcher. Give one of {', '.join(_LAUNCHERS)}")
   _check(options, command)
   job = None
   if command is not None:
     remote, devices = options.kind != "slurm", None
     if remote:
-      # Before the config is read, which takes longer.
+      # Checked before the config, which takes longer to read.
       devices = tpu_types.tpu_type(options.type).devices * options.slices
     job = job_lib.read(command, remote=remote, devices=devices)
   shell = shell_lib.Shell(dry_run=options.dry_run, poll_seconds=options.poll)
@@ -267,7 +288,7 @@ def main(argv: list[str]) -> None:
         zone = ["--zone", options.zone] if options.kind == "tpu-vm" else []
         line = ["t2t", "launch", options.kind, "--name", options.name, *zone]
         console.tell(
-          "\nWhat has been started goes on, AND MAY COST. The same command again follows it;\n"
+          "\nThe job continues to run, AND MAY COST. Run the same command again to follow it, or\n"
           f"  {shlex.join(line)} {'|'.join(_ACTIONS[options.kind])}",
         )
       if signals and signals[0] != signal.SIGINT:
@@ -277,9 +298,9 @@ def main(argv: list[str]) -> None:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[list[int]]:
-  """Raises KeyboardInterrupt at any signal that ends this command, so that it can delete or tell what it has started.
+  """Raises KeyboardInterrupt at any signal that ends this command, so that it can delete or report its machines.
 
-  Gives the numbers of those that came.
+  Yields the list of received signals.
   """
   signals: list[int] = []
 
@@ -292,7 +313,7 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
     yield signals
     return
   numbers = [signal.SIGINT, signal.SIGTERM]
-  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under `nohup`
     numbers.append(signal.SIGHUP)
   before = {number: signal.signal(number, note) for number in numbers}
   try:
@@ -303,37 +324,39 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
 
 
 def _list(options: argparse.Namespace, shell: shell_lib.Shell) -> None:
-  """`status` without a name."""
+  """Runs `status` without a name."""
   listed = {"tpu-vm": listing.tpu_vms, "gke": listing.jobsets, "slurm": listing.jobs}[options.kind]
   for job in listed(shell, _place(options)):
     print(job)
 
 
 def _place(options: argparse.Namespace) -> listing.Location:
-  """Where the options say that jobs are."""
+  """Returns the location of jobs in the options."""
   named = {name: getattr(options, name) for name in ("zone", "project", "namespace", "context") if name in options}
   return listing.Location(**named)
 
 
 def _of_any_kind(arguments: list[str]) -> None:
-  """`t2t launch status`, and `status`, `logs`, `stop` or `delete` of a job by its name alone, whatever runs it.
+  """Runs `t2t launch status`, or an action on a job by its name on any platform.
 
   Raises:
-    UserError: there is no such job, or its program does not answer.
+    UserError: there is no such job, or its platform does not answer.
   """
   parser = argparse.ArgumentParser(
     f"t2t launch {arguments[0]}",
-    description="Of a job by its name, wherever it runs; without one, what there is.",
+    description="Manages a job by its name, on any platform; without a name, lists all jobs.",
     allow_abbrev=False,
   )
-  parser.add_argument("name", nargs="?", metavar="NAME", help="of the job")
+  parser.add_argument("name", nargs="?", metavar="NAME", help="name of the job")
   parser.add_argument("--name", dest="named", metavar="NAME", help="the same")
-  parser.add_argument("--zone", help="of Cloud TPU, in place of gcloud's own")
-  parser.add_argument("--project", help="in place of gcloud's own")
-  parser.add_argument("--namespace", default="default", help="of Kubernetes (default)")
-  parser.add_argument("--context", help="of kubectl; the current one otherwise")
+  parser.add_argument("--zone", help="zone of Cloud TPU; default: gcloud's")
+  parser.add_argument("--project", help="project; default: gcloud's")
+  parser.add_argument("--namespace", default="default", help="namespace of Kubernetes (default)")
+  parser.add_argument("--context", help="context of kubectl; default: the current one")
   if arguments[0] == "logs":
-    parser.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="of TPU VMs, whose log (0)")
+    parser.add_argument(
+      "--worker", type=numeric.integer(0), default=0, metavar="K", help="worker of TPU VMs for the log (0)"
+    )
   parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   options = parser.parse_args(_with_dashes(arguments[1:]))
@@ -343,7 +366,7 @@ def _of_any_kind(arguments: list[str]) -> None:
   if name is None:
     listing.show(shell, _place(options))
     if arguments[0] != "status" and not options.dry_run:
-      raise UserError(f"{arguments[0]}: of which? Give its name: t2t launch {arguments[0]} NAME")
+      raise UserError(f"{arguments[0]}: no name. Give `t2t launch {arguments[0]} NAME`")
     return
   request = listing.find(name, shell, _place(options))
   if isinstance(request, queued_resource.Request):
@@ -352,12 +375,15 @@ def _of_any_kind(arguments: list[str]) -> None:
     slurm.look_after(arguments[0], request, shell)
   elif request is not None:
     if arguments[0] not in _ACTIONS["gke"]:
-      raise UserError(f"{arguments[0]}: {name} runs on GKE, where `t2t launch delete {name}` lets it save, and ends it")
+      raise UserError(
+        f"{arguments[0]}: {name} runs on GKE, which cannot stop a job. Run `t2t launch delete {name}`, which lets "
+        "it save first"
+      )
     gke.look_after(arguments[0], request, shell)
 
 
 def _with_dashes(arguments: list[str]) -> list[str]:
-  """Options by the names that they have here, also where they are written as those of other commands: --dry_run."""
+  """Replaces underscores in option names by dashes, because other commands have underscores: --dry_run."""
 
   def renamed(word: str) -> str:
     name, equals, value = word.partition("=")
@@ -367,10 +393,10 @@ def _with_dashes(arguments: list[str]) -> list[str]:
 
 
 def _check_dashes(arguments: list[str]) -> None:
-  """That the command of the hosts stands behind --.
+  """Checks that the command of the hosts follows --.
 
   Raises:
-    UserError: it does not; says what to write.
+    UserError: -- is missing; with the corrected command line.
   """
   from t2t import __main__ as t2t_main
 
@@ -383,6 +409,6 @@ def _check_dashes(arguments: list[str]) -> None:
     if begins or word.startswith("--config"):
       command = arguments[number:] if begins else ["train", *arguments[number:]]
       raise UserError(
-        f"-- is missing between what is for `t2t launch` and the command that the hosts run; write\n"
+        f"-- is missing between the options of `t2t launch` and the command of the hosts. Write\n"
         f"  {shlex.join(['t2t', 'launch', *arguments[:number]])} -- {shlex.join(command)}"
       )

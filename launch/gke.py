@@ -1,4 +1,4 @@
-"""GKE: a JobSet whose pods are the machines of TPU slices; Kubernetes restarts it when a machine is lost."""
+"""GKE: runs a job as a JobSet with a pod for each machine of TPU slices; Kubernetes restarts it after failures."""
 
 import dataclasses
 import json
@@ -14,28 +14,28 @@ from t2t.launch import shell as shell_lib
 from t2t.planning import tpu_types
 from t2t.runtime import exit_codes, rendezvous
 
-_FOLDER = "/t2t"  # where the job runs in a pod; the image makes it
-_FINGERPRINT = "t2t/fingerprint"  # annotation: which job a JobSet is
-_GRACE_SECONDS = 300  # for a last checkpoint, from the notice that a pod is to end
+_FOLDER = "/t2t"  # working folder of the job in a pod; the image creates it
+_FINGERPRINT = "t2t/fingerprint"  # annotation that identifies the job of a JobSet
+_GRACE_SECONDS = 300  # for a last checkpoint, after a pod's notice of termination
 
-# Reasons of a container that no waiting mends.
+# Reasons of containers that do not go away by waiting.
 _HOPELESS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is asked of a cluster, and under which name.
+  """Request to a cluster.
 
   Attributes:
     name: of the JobSet.
-    tpu: the slice; None where an existing one is only looked at.
-    image: that has t2t and Python in it; see Dockerfile.
-    slices: how many.
+    tpu: the slice; None for actions on an existing JobSet.
+    image: with t2t and Python; see Dockerfile.
+    slices: number of slices.
     namespace: of Kubernetes.
     context: of kubectl; None for the current one.
-    service_account: of Kubernetes, whose pods may write to the bucket; None for the namespace's default.
+    service_account: of Kubernetes with write access to the bucket; None for the namespace's default.
     spot: on spot nodes.
-    restarts: how many times the whole is started again when a pod fails or is taken away.
+    restarts: number of restarts of the whole job after a failed or preempted pod.
   """
 
   name: str
@@ -49,19 +49,19 @@ class Request:
   restarts: int = 10
 
   def kubectl(self, *words: str) -> list[str]:
-    """A command line of kubectl."""
+    """Returns a command line of kubectl."""
     context = [f"--context={self.context}"] if self.context else []
     return ["kubectl", *context, f"--namespace={self.namespace}", *words]
 
   def launch_line(self, action: str) -> str:
-    """The command line of t2t for `action`, for messages."""
+    """Returns the command line of t2t for `action`, for messages."""
     flags = [] if self.namespace == "default" else ["--namespace", self.namespace]
     flags += ["--context", self.context] if self.context else []
     return shlex.join(["t2t", "launch", "gke", "--name", self.name, *flags, action])
 
 
 class _Dumper(yaml.SafeDumper):
-  """Writes text of several lines, as files are, in lines."""
+  """Writes multi-line text as a block."""
 
 
 def _represent_text(dumper, text):
@@ -72,10 +72,10 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str:
-  """The JobSet, and a ConfigMap with the job's files where there are any, as YAML.
+  """Returns the YAML of the JobSet, and of a ConfigMap with the job's files if there are any.
 
-  Each slice is a Job with a pod for each machine.  GKE tells the pods where the others are (TPU_WORKER_HOSTNAMES and,
-  of several slices, MEGASCALE_COORDINATOR_ADDRESS).
+  Each slice is a Job with a pod for each machine. GKE sets the addresses of other pods: TPU_WORKER_HOSTNAMES and, for
+  several slices, MEGASCALE_COORDINATOR_ADDRESS.
   """
   tpu = request.tpu
   chips = {"google.com/tpu": tpu.chips // tpu.gke_hosts}
@@ -85,11 +85,11 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
     "image": request.image,
     "workingDir": _FOLDER,
     "command": ["python", "-m", "t2t.launch.host"],
-    # Kubernetes takes $(NAME) for a variable, and $$ for $.
+    # Kubernetes expands $(NAME), and takes $$ for $.
     "args": [word.replace("$", "$$") for word in job.argv],
-    # By the token the pods of this JobSet know each other.
+    # The pods of this JobSet authenticate each other by the token.
     "env": [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()],
-    # libtpu's, that of t2t's roll call, and JAX's coordinator.
+    # Ports of libtpu, of t2t's roll call, and of JAX's coordinator.
     "ports": [{"containerPort": port} for port in (8471, 8481, 8482)],
     "resources": {"requests": chips, "limits": dict(chips)},
   }
@@ -129,14 +129,14 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
         "name": request.name,
         "annotations": {
           _FINGERPRINT: job.fingerprint,
-          # All pods of a slice go to one node pool, and no other slice does.
+          # One node pool for each slice.
           "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
         },
       },
       "spec": {
         "failurePolicy": {
           "maxRestarts": request.restarts,
-          # What the user gave cannot be used: it would be refused as often as it is started.
+          # Invalid input of the user fails in each restart.
           "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
         },
         "replicatedJobs": [
@@ -147,7 +147,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
               "spec": {
                 "parallelism": tpu.gke_hosts,
                 "completions": tpu.gke_hosts,
-                # A pod that fails fails its slice; the JobSet then starts all slices again, together.
+                # A failed pod fails its slice; the JobSet then restarts all slices together.
                 "backoffLimit": 0,
                 "podFailurePolicy": {
                   "rules": [
@@ -169,9 +169,9 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
 
 
 def _node_pool(request: Request) -> str:
-  """The command that makes a node pool for one slice."""
+  """Returns the command that creates a node pool for one slice."""
   tpu = request.tpu
-  # TPU7x is placed by a workload policy, which the README makes.
+  # TPU7x needs a workload policy; docs/launch.md shows how to create it.
   placement = f"--tpu-topology={tpu.topology}" if tpu.label != "tpu7x" else "--placement-policy=POLICY"
   return shell_lib.shown(
     ["gcloud", "container", "node-pools", "create", f"{tpu.name}-0", "--cluster=CLUSTER", "--location=REGION"]
@@ -181,44 +181,44 @@ def _node_pool(request: Request) -> str:
 
 
 def conditions(resource: dict) -> dict[str, str]:
-  """Type -> message of the conditions of a JobSet that hold."""
+  """Returns type -> message of the conditions of a JobSet that are true."""
   held = (resource.get("status") or {}).get("conditions") or []
   return {condition["type"]: condition.get("message", "") for condition in held if condition["status"] == "True"}
 
 
 def _read(out: str) -> dict:
-  """A JobSet as kubectl writes it, which has conditions, or none yet."""
+  """Parses the JobSet from kubectl; conditions may be missing."""
   resource = json.loads(out)
   conditions(resource)
   return resource
 
 
 class _JobSet:
-  """One JobSet of a cluster."""
+  """A JobSet of a cluster."""
 
   def __init__(self, request: Request, shell: shell_lib.Shell):
     self._request = request
     self._shell = shell
 
   def check_cluster(self) -> None:
-    """Checks that a cluster answers and knows JobSets."""
-    self._shell.say("Does the cluster know JobSets?")
+    """Checks that a cluster answers and supports JobSets."""
+    self._shell.say("Checking that the cluster supports JobSets")
     answer = self._shell.ask(self._request.kubectl("get", "crd", "jobsets.jobset.x-k8s.io", "--output=name"))
     if not answer.code:
       return
     if "NotFound" in answer.err:
       raise UserError(
-        "the cluster knows no JobSets; install them:\n"
+        "the cluster does not support JobSets. Install them:\n"
         "  kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/"
         "manifests.yaml"
       )
     raise UserError(
       f"kubectl does not reach a cluster:\n{answer.reason()}\n"
-      "gcloud container clusters get-credentials CLUSTER --location=REGION makes it known to kubectl"
+      "Connect it with `gcloud container clusters get-credentials CLUSTER --location=REGION`"
     )
 
   def in_cluster(self) -> dict | None:
-    """The JobSet as the cluster has it, or None."""
+    """Returns the JobSet in the cluster, or None."""
     answer = self._shell.ask(self._request.kubectl("get", "jobset", self._request.name, "--output=json"))
     if self._shell.dry_run or "NotFound" in answer.err:
       return None
@@ -227,15 +227,15 @@ class _JobSet:
     return refusals.understood("kubectl", answer.out, _read)
 
   def apply(self, text: str) -> None:
-    """Creates it."""
-    self._shell.say(f"Creating it; {self._request.launch_line('delete')} ends it")
+    """Creates the JobSet."""
+    self._shell.say(f"Creating the JobSet; {self._request.launch_line('delete')} deletes it")
     answer = self._shell.ask(self._request.kubectl("apply", "--filename=-"), given=text)
     if answer.code:
-      raise UserError(f"the cluster refuses it:\n{answer.reason()}")
+      raise UserError(f"the cluster rejects the JobSet:\n{answer.reason()}")
 
   def delete(self) -> None:
-    """Deletes it; its pods are told to save and end first."""
-    self._shell.say("Deleting: pods are told to save first")
+    """Deletes the JobSet; its pods save first."""
+    self._shell.say("Deleting the JobSet; its pods save first")
     answer = self._shell.ask(
       self._request.kubectl("delete", "jobset", self._request.name, "--ignore-not-found", "--cascade=foreground")
     )
@@ -246,7 +246,7 @@ class _JobSet:
       raise UserError(f"{self._request.name} could not be deleted:\n{answer.reason()}")
 
   def pods(self) -> list[dict]:
-    """Its pods, the leader first."""
+    """Returns the pods, the leader first."""
     label = f"--selector=jobset.sigs.k8s.io/jobset-name={self._request.name}"
     answer = self._shell.ask(self._request.kubectl("get", "pods", label, "--output=json"), pretend='{"items": []}')
     if answer.code:
@@ -259,12 +259,12 @@ class _JobSet:
     return refusals.understood("kubectl", answer.out, lambda out: sorted(json.loads(out)["items"] or [], key=order))
 
   def wait(self) -> str | None:
-    """The leader's pod, once it runs; None when the whole has ended before.
+    """Returns the leader's pod when it runs; None if the JobSet has ended before.
 
     Raises:
-      UserError: it cannot come to run, for a reason that waiting does not mend.
+      UserError: it cannot start, for a reason that does not go away by waiting.
     """
-    self._shell.say("Until its first pod runs:" if self._shell.dry_run else "Waiting for its pods to run")
+    self._shell.say("Repeated until the first pod runs:" if self._shell.dry_run else "Waiting for pods to run")
     hinted = False
     while True:
       pods = self.pods()
@@ -282,7 +282,9 @@ class _JobSet:
       self._shell.progress(f"{running} of {len(pods)} pods run" + (f": {why}" if why else ""))
       if why and not hinted and self._request.tpu:
         hinted = True
-        self._shell.say(f"Without such a node pool it waits for ever; one for each slice:\n{_node_pool(self._request)}")
+        self._shell.say(
+          f"It waits until such a node pool exists. Create one for each slice:\n{_node_pool(self._request)}"
+        )
       self._shell.pause()
 
   def _check_containers(self, pod: dict) -> None:
@@ -292,16 +294,16 @@ class _JobSet:
       if waiting and waiting["reason"] in _HOPELESS:
         raise UserError(
           f"pod {pod['metadata']['name']} cannot start, {waiting['reason']}: {waiting.get('message', '')}\n"
-          f"is {container['image']} the image's name, and may the nodes' service account read it"
-          " (roles/artifactregistry.reader)? It stays in the cluster until\n"
+          f"Check that {container['image']} is the image's name, and that the nodes' service account can read it"
+          " (roles/artifactregistry.reader). The JobSet stays in the cluster; to delete it:\n"
           f"  {self._request.launch_line('delete')}"
         )
 
   def ended(self) -> bool | None:
-    """Whether it has ended well; None while it goes on.
+    """Returns whether it has succeeded; None while it runs.
 
     Raises:
-      UserError: it is there no more.
+      UserError: it has been deleted.
     """
     resource = self.in_cluster()
     if self._shell.dry_run:
@@ -312,8 +314,8 @@ class _JobSet:
     return True if "Completed" in hold else False if "Failed" in hold else None
 
   def follow(self, pod: str) -> int:
-    """Shows the log of a pod until it ends or the connection is lost; kubectl's exit code."""
-    self._shell.say(f"The log of {pod}")
+    """Shows the log of a pod until it ends or the connection is lost; returns kubectl's exit code."""
+    self._shell.say(f"Log of {pod}")
     return self._shell.stream(self._request.kubectl("logs", "--follow", "--tail=200", pod))
 
 
@@ -326,16 +328,17 @@ def _unschedulable(pod: dict) -> str:
 
 
 def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: bool = False) -> None:
-  """Brings a job to its end on a cluster; the same call again goes on with what is there.
+  """Runs a job on a cluster to its end; a second call follows the existing job.
 
   Raises:
-    UserError: something was refused or has failed; says what and what to do.
+    UserError: a request was rejected, or the job has failed; with a remedy.
   """
   if not request.tpu.label:
-    raise UserError(f"--type {request.tpu.name}: GKE has v4 and later; t2t launch tpu-vm has {request.tpu.name}")
+    raise UserError(f"--type {request.tpu.name}: not available on GKE, which has v4 and later. Use `t2t launch tpu-vm`")
   if request.slices > 1 and request.tpu.gke_hosts == 1:
     raise UserError(
-      f"--slices {request.slices}: GKE takes slices of several machines; {request.tpu.name} is one machine"
+      f"--slices {request.slices}: GKE takes several slices only of several machines each, but "
+      f"{request.tpu.name} is one machine. Give --slices 1 or a larger --type"
     )
   jobset = _JobSet(request, shell)
   jobset.check_cluster()
@@ -343,25 +346,25 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     google_cloud.check_credentials(shell)
     google_cloud.check_bucket(shell, job.workdir)
     google_cloud.check_reads(shell, job.reads)
-  shell.say("Is it there already?")
+  shell.say("Looking for an existing JobSet")
   resource = jobset.in_cluster()
   if resource is not None:
     if resource["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
       raise UserError(
-        f"JobSet {request.name} is there already, with another command (or another version of its files); give"
-        f" another --name, or delete it first:\n  {request.launch_line('delete')}"
+        f"JobSet {request.name} exists with another command (or another version of its files). Give another "
+        f"--name, or delete it first:\n  {request.launch_line('delete')}"
       )
-    shell.say("This very command is there already")
+    shell.say("A JobSet with this command exists already")
   try:
     if resource is None:
-      # Broken off, it may be there, or a part of it.
+      # An interrupted request may have created it, or a part.
       jobset.apply(manifest(request, job, token="TOKEN" if shell.dry_run else secrets.token_hex(16)))
     ended = _followed(jobset, shell)
   except BaseException:
     if delete:
       jobset.delete()
     else:
-      shell.say(f"JobSet {request.name} stays; to remove it:\n  {request.launch_line('delete')}")
+      shell.say(f"JobSet {request.name} stays in the cluster; to delete it:\n  {request.launch_line('delete')}")
     raise
   why = "" if shell.dry_run or ended else conditions(jobset.in_cluster()).get("Failed", "")
   if delete:
@@ -369,46 +372,51 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
   if not ended:
     raise UserError(
       f"JobSet {request.name} has failed: {why}\nThe log of its first pod is above"
-      + ("" if delete else f"; to remove it: {request.launch_line('delete')}")
+      + ("" if delete else f"; to delete it: {request.launch_line('delete')}")
     )
-  shell.say("The job has ended well. The nodes of a pool without autoscaling stay, AND COST; to delete it:")
+  shell.say("The job has succeeded. The nodes of a pool without autoscaling stay, AND COST; to delete it:")
   shell.say("  gcloud container node-pools delete POOL --cluster=CLUSTER --location=REGION")
 
 
 def _followed(jobset: _JobSet, shell: shell_lib.Shell) -> bool:
-  """Shows the first pod's log until the JobSet has ended; whether it ended well."""
+  """Shows the first pod's log until the JobSet has ended; returns whether it succeeded."""
   while True:
     pod = jobset.wait()
     if pod is not None:
       jobset.follow(pod)
-      shell.say("Has it ended?")
-      shell.pause()  # the cluster takes a moment to see it
+      shell.say("Checking whether it has ended")
+      shell.pause()  # the cluster notices the end with a delay
     ended = jobset.ended()
     if ended is not None:
       return ended
-    shell.say("It goes on: restarted after a failure or a preemption, or the connection was lost")
+    shell.say("The job continues: it was restarted after a failure or a preemption, or the connection was lost")
 
 
 def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
-  """Shows (`status`, `logs`) or ends (`delete`) what is there under the name of `request`.
+  """Shows (`status`, `logs`) or deletes (`delete`) the JobSet of `request`.
 
   Raises:
-    UserError: there is nothing of this name, or the cluster does not answer.
+    UserError: there is no such JobSet, or the cluster does not answer.
   """
   jobset = _JobSet(request, shell)
   resource = jobset.in_cluster()
   if resource is None and not shell.dry_run:
-    raise UserError(f"no JobSet {request.name} in namespace {request.namespace}; `kubectl get jobsets -A` lists them")
+    raise UserError(
+      f"no JobSet {request.name} in namespace {request.namespace}. Run `kubectl get jobsets -A` to list them"
+    )
   if action == "delete":
     jobset.delete()
     return
   pods = jobset.pods()
   if action == "logs":
     if not pods and not shell.dry_run:
-      raise UserError(f"{request.name} has no pods (yet, or any more)")
+      raise UserError(
+        f"{request.name} has no pods: they have not started, or have been deleted. Run "
+        f"`{request.launch_line('status')}`"
+      )
     code = jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
     if code:
-      raise UserError(f"the log of {request.name} cannot be shown, or not to its end: kubectl ends with {code}")
+      raise UserError(f"the log of {request.name} is not complete: kubectl exited with {code}")
   elif not shell.dry_run:
     print(f"{request.name}: {', '.join(conditions(resource)) or 'waiting or running'}")
     for pod in pods:

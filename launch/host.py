@@ -1,6 +1,6 @@
-"""What each host of a launched job runs: `python -m t2t.launch.host COMMAND ...` tries the workdir, then runs t2t.
+"""Entry point on each host: `python -m t2t.launch.host COMMAND ...` checks the workdir, then runs t2t.
 
-The hosts' own account may have other rights than whoever launches; t2t itself finds the other hosts.
+The hosts' service account may have other permissions than the user; t2t itself detects the other hosts.
 """
 
 import os
@@ -12,27 +12,27 @@ from t2t.launch import job as job_lib
 
 
 def check_workdir(path: str) -> None:
-  """Writes a file to the workdir and deletes it, as this machine's own account.
+  """Writes a file to the workdir and deletes it, with this machine's account.
 
   Raises:
-    UserError: it cannot; says what to grant.
+    UserError: access is denied; with the role to grant.
   """
-  from etils import epath  # of a bucket it loads TensorFlow, which takes seconds
+  from etils import epath  # for a bucket it imports TensorFlow, which takes seconds
 
   probe = epath.Path(path) / f".t2t_write_test_{os.uname().nodename}_{os.getpid()}"
   try:
     probe.parent.mkdir(parents=True, exist_ok=True)
     probe.write_text("t2t")
     probe.unlink()
-  except Exception as error:  # whatever the bucket's client raises
+  except Exception as error:  # any error of the bucket's client
     raise UserError(
       f"{path} cannot be written from {os.uname().nodename}: {str(error).splitlines()[0]}\n"
-      "grant the machines' service account roles/storage.objectAdmin on the bucket (docs/launch.md says how)"
+      "Grant the machines' service account roles/storage.objectAdmin on the bucket (see docs/launch.md)"
     ) from error
 
 
 def main(argv: list[str]) -> int:
-  """Tries the workdir and runs one t2t command; its exit code."""
+  """Checks the workdir and runs one t2t command; returns its exit code."""
   workdir = job_lib.option(argv, "workdir")
   try:
     if workdir and workdir.startswith("gs://"):

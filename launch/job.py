@@ -1,4 +1,4 @@
-"""The t2t command that every host is to run: checked on this machine, before anything is paid for."""
+"""The t2t command for all hosts, checked locally before anything costs money."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -18,7 +18,7 @@ from t2t.configuration import stages
 from t2t.configuration.loading import load_config, override, records
 from t2t.launch import shell as shell_lib
 
-# Keys of a config that name files which the hosts read.
+# Config keys with files that the hosts read.
 _PATHS = (
   "data.files",
   "data.eval_files",
@@ -30,18 +30,18 @@ _PATHS = (
 
 _OF_SOURCE = ("files", "eval_files")  # keys of each of data.sources
 
-FOLDER = "files"  # where the files of a job lie, from the folder that a host runs it in
+FOLDER = "files"  # folder of a job's files, relative to the job's working folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A t2t command, and the files of this machine that it needs.
+  """A t2t command, and the local files that it needs.
 
   Attributes:
-    argv: what stands behind `t2t`, files by the names that they have on the hosts.
+    argv: arguments of `t2t`, with the hosts' names of files.
     files: name in the hosts' folder `files` -> path on this machine.
     workdir: of its --workdir, or None.
-    reads: key or option, "config.data.vocabulary" -> the paths in buckets that the command reads for it.
+    reads: key or option, "config.data.vocabulary" -> paths in buckets that the command reads for it.
   """
 
   argv: tuple[str, ...]
@@ -51,21 +51,21 @@ class Job:
 
   @property
   def fingerprint(self) -> str:
-    """Twelve hex digits that are the same for the same command with the same files."""
+    """Twelve hex digits that identify a command with its files."""
     content = [repr(self.argv)]
     content += [f"{name} {path.read_text()}" for name, path in sorted(self.files.items())]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
 
 
-# What the hosts are to have of this machine's environment, where it is a place in a bucket.
+# Environment variables that are passed to the hosts if they are paths in a bucket.
 _PLACES = ("TFDS_DATA_DIR",)
 
 
 def environment() -> dict[str, str]:
-  """Variables of this machine's environment that every host is to have.
+  """Returns the variables of this machine's environment for every host.
 
   Raises:
-    UserError: one holds a character that would end a line.
+    UserError: a value contains a character that would end a line.
   """
   variables = {name: os.environ[name] for name in _PLACES if os.environ.get(name, "").startswith("gs://")}
   shell_lib.check_words(variables)
@@ -73,12 +73,12 @@ def environment() -> dict[str, str]:
 
 
 def exports() -> str:
-  """`environment` as lines of a shell script."""
+  """Returns `environment` as lines of a shell script."""
   return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment().items())
 
 
 def option(argv: Sequence[str], name: str) -> str | None:
-  """The value of `--name VALUE` or `--name=VALUE`, the last one given."""
+  """Returns the value of the last `--name VALUE` or `--name=VALUE`."""
   value = None
   for i, argument in enumerate(argv):
     if argument.startswith(f"--{name}="):
@@ -89,7 +89,7 @@ def option(argv: Sequence[str], name: str) -> str | None:
 
 
 def _config(argv: Sequence[str]) -> ConfigDict | None:
-  """The config of a command as far as this machine can tell; of `t2t train` every option is read."""
+  """Returns the config of a command as far as this machine can read it; for `t2t train` with all options."""
   command, *arguments = argv
   if command == "train":
     from t2t.runtime import hosts
@@ -101,12 +101,12 @@ def _config(argv: Sequence[str]) -> ConfigDict | None:
   spec = option(arguments, "config")
   if spec is None:
     return None
-  # Other commands have options of their own, which they check themselves.
+  # Other commands check their own options.
   return override(load_config(spec), [argument for argument in arguments if re.match(r"--(no)?config\.", argument)])
 
 
 def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
-  """Keys of `_PATHS` and what the config says there; of a mapping, of each of its names, and of each one's files."""
+  """Yields keys of `_PATHS` with their values, for mappings one per name and per file of a source."""
   for key in _PATHS:
     section, _, field = key.partition(".")
     value = config[section][field]
@@ -130,13 +130,13 @@ def _check_paths(config: ConfigDict) -> None:
     for part in value.split(","):
       if part and "://" not in part and glob.glob(part):
         raise UserError(
-          f"config.{key}={part} is on this machine, where the hosts cannot read it; copy it to the bucket"
-          f" (gcloud storage cp --recursive {part} gs://BUCKET/data/) and give its path there"
+          f"config.{key}={part} is on this machine, where the hosts cannot read it. Copy it to the bucket "
+          f"(gcloud storage cp --recursive {part} gs://BUCKET/data/), and give its path there"
         )
 
 
 def _reads(config: ConfigDict | None, named: Mapping[str, str]) -> dict[str, list[str]]:
-  """Key or option -> the paths in buckets that a command reads."""
+  """Returns key or option -> paths in buckets that a command reads."""
   values = [] if config is None else [(f"config.{key}", value) for key, value in _paths(config)]
   values += [(option, named[option]) for option in ("--checkpoint", "--input")]
   bucket_paths = {key: [part for part in value.split(",") if part.startswith("gs://")] for key, value in values}
@@ -144,7 +144,7 @@ def _reads(config: ConfigDict | None, named: Mapping[str, str]) -> dict[str, lis
 
 
 def _installed(module: str) -> str:
-  """The module, if the hosts have it, too: files are copied, packages of this machine are not."""
+  """Checks that the hosts have a module, too: files are copied, packages of this machine are not."""
   if module.startswith("t2t."):
     return module
   try:
@@ -156,24 +156,26 @@ def _installed(module: str) -> str:
   is_installed = any("site-packages" in folder or not pathlib.Path(folder).is_relative_to(here) for folder in folders)
   if not is_installed:
     raise UserError(
-      f"config.data.task_modules={module}: {'is on this machine alone' if spec else 'no such module'}; give its file,"
-      f" {module.replace('.', '/')}.py, which is copied to the hosts"
+      f"config.data.task_modules={module}: {'is only on this machine' if spec else 'no such module'}. Give its "
+      f"file, {module.replace('.', '/')}.py, which is copied to the hosts"
     )
   return module
 
 
 def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[str, pathlib.Path]]:
-  """The command with its .py files by their names on the hosts, and those files."""
+  """Returns the command with the hosts' names of its .py files, and those files."""
   files: dict[str, pathlib.Path] = {}
 
   def ship(path: str) -> str:
     source = pathlib.Path(path)
-    if ":" in source.name or source.name.startswith("-"):  # scp and gcloud would take it for a host, or a flag
-      raise UserError(f"{path}: is copied to the hosts; give it a name without a colon, and no dash first")
+    if ":" in source.name or source.name.startswith("-"):  # scp and gcloud would take it for a host or a flag
+      raise UserError(f"{path}: cannot be copied to the hosts. Give it a name without a colon and without a dash first")
     if not source.is_file():
-      raise UserError(f"{path}: no such file; it would be copied to the hosts")
+      raise UserError(f"{path}: no such file. It must exist to be copied to the hosts")
     if files.setdefault(source.name, source) != source:
-      raise UserError(f"{files[source.name]} and {source} have the same name; give one another, since both are copied")
+      raise UserError(
+        f"{files[source.name]} and {source} have the same name. Rename one, because both are copied into one folder"
+      )
     return f"{FOLDER}/{source.name}"
 
   changed = list(argv)
@@ -191,34 +193,36 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
 
 
 def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Job:
-  """The job that stands behind `--` on the command line.
+  """Reads the job after `--` on the command line.
 
   Args:
     argv: a t2t command and its options.
-    remote: the hosts do not share this machine's files: the workdir must be in a bucket, data must not be on this
-      machine, and .py files are copied.
-    devices: that the hosts have together, if it is known.
+    remote: whether the hosts lack this machine's files: then the workdir must be in a bucket, data must not be on
+      this machine, and .py files are copied.
+    devices: total of all hosts, if known.
 
   Raises:
-    UserError: no such command, a config that `t2t train` would refuse, a mesh of another size than the devices, or
-      files that the hosts would not see.
+    UserError: an unknown command, an invalid config, a mesh that does not fit the devices, or files that the hosts
+      cannot read.
   """
   from t2t import __main__ as t2t_main
 
   known = [name for name in t2t_main.SUBCOMMANDS if name != "launch"]
   if not argv:
-    raise UserError("after -- comes the t2t command that the hosts run: ... -- train --config NAME --workdir gs://...")
+    raise UserError(
+      "no command after --. Give the t2t command of the hosts: ... -- train --config NAME --workdir gs://..."
+    )
   if argv[0] == "t2t":
-    argv = argv[1:]  # `-- t2t train ...` is what one pastes
+    argv = argv[1:]  # accepts a pasted `-- t2t train ...`
   if not argv or argv[0] not in known:
     name = argv[0] if argv else ""
-    raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
+    raise UserError(f"-- {name}: not a t2t command{did_you_mean(name, known)}. Give one of {', '.join(known)}")
   if gin_option := next((word for word in argv if re.match(r"--gin(_file|\.|=|_search_paths)", word)), ""):
     raise UserError(
-      f"-- {argv[0]} {gin_option}: hosts are started with a config; `t2t convert --gin_file FILE.gin > NAME.py` makes"
-      " one of a gin file, and --config NAME.py is copied to them"
+      f"-- {argv[0]} {gin_option}: hosts need a config instead of a gin file. Convert it with `t2t convert "
+      "--gin_file FILE.gin > NAME.py`, and give --config NAME.py, which is copied to the hosts"
     )
-  # What names a file, or a place, is shown, looked up and copied; other words may be any text.
+  # Names of files and places are printed, looked up and copied; other words may be any text.
   named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}
   shell_lib.check_words(named)
   config = _config(argv)
@@ -230,15 +234,16 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     mesh_selection.choose(recipe.largest(parts).config, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
-    raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))
+    raise UserError("-- train: --workdir is missing" + (". Give a path in a bucket, gs://BUCKET/RUN" if remote else ""))
   if workdir and remote and not re.fullmatch(r"gs://[^/]+/.+", workdir):
     raise UserError(
-      f"--workdir {workdir}: the machines' disks go away with them; give a path in a bucket, gs://BUCKET/RUN"
+      f"--workdir {workdir}: the machines' disks are deleted with the machines. Give a path in a bucket, "
+      "gs://BUCKET/RUN"
     )
   files: dict[str, pathlib.Path] = {}
   if remote and config is not None:
     _check_paths(config)
     argv, files = _shipped(argv, config)
-  if run is not None and not run.init.use_model_config:  # or the checkpoint's vocabulary takes its place
+  if run is not None and not run.init.use_model_config:  # otherwise the checkpoint's vocabulary replaces it
     run.data.check_vocabulary()
   return Job(tuple(argv), files, workdir, _reads(config, named))

@@ -1,4 +1,4 @@
-"""What there is of jobs on Cloud TPU, GKE and SLURM, whoever started it: `status` without a name, and who has one."""
+"""Lists jobs on Cloud TPU, GKE and SLURM, and finds a job by its name."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -11,13 +11,13 @@ from t2t.launch import gke, queued_resource, refusals, slurm
 from t2t.launch import shell as shell_lib
 from t2t.runtime import console
 
-_SECONDS = 60.0  # for a program to list what there is
+_SECONDS = 60.0  # time limit of a listing
 
 Request = queued_resource.Request | gke.Request | slurm.Request
 
 
 class Job(NamedTuple):
-  """One that is there, its state in words, and its request, by which it is looked after."""
+  """A job, its state in words, and its request for further actions."""
 
   name: str
   state: str
@@ -29,7 +29,7 @@ class Job(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-  """Where it is looked for; None: where gcloud, or kubectl, looks of itself."""
+  """Location of the search; None for the defaults of gcloud or kubectl."""
 
   zone: str | None = None
   project: str | None = None
@@ -38,7 +38,7 @@ class Location:
 
 
 def tpu_vms(shell: shell_lib.Shell, location: Location) -> list[Job]:
-  """The queued resources of a zone.
+  """Lists the queued resources of a zone.
 
   Raises:
     UserError: they cannot be listed.
@@ -55,7 +55,7 @@ def tpu_vms(shell: shell_lib.Shell, location: Location) -> list[Job]:
 
 
 def jobsets(shell: shell_lib.Shell, location: Location) -> list[Job]:
-  """The JobSets of a namespace.
+  """Lists the JobSets of a namespace.
 
   Raises:
     UserError: they cannot be listed.
@@ -74,7 +74,7 @@ def jobsets(shell: shell_lib.Shell, location: Location) -> list[Job]:
 
 
 def jobs(shell: shell_lib.Shell, location: Location) -> list[Job]:
-  """One's own jobs in SLURM's queue.
+  """Lists the user's jobs in SLURM's queue.
 
   Raises:
     UserError: they cannot be listed.
@@ -89,7 +89,7 @@ def jobs(shell: shell_lib.Shell, location: Location) -> list[Job]:
   return refusals.understood("squeue", out, lambda out: [job(line) for line in out.splitlines()])
 
 
-# program -> what it looks after, and how
+# program -> platform, and how to list its jobs
 _KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Location], list[Job]]]] = {
   "gcloud": ("Cloud TPU", tpu_vms),
   "kubectl": ("GKE", jobsets),
@@ -98,31 +98,31 @@ _KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Location], list[Job]]]] 
 
 
 def _by_kind(shell: shell_lib.Shell, location: Location) -> Iterator[tuple[str, list[Job], str]]:
-  """(title, jobs, why they cannot be listed) of each program that is installed here.
+  """Yields (title, jobs, error of the listing) for each installed program.
 
   Raises:
-    UserError: none is.
+    UserError: no program is installed.
   """
   here = [program for program in _KINDS if shell.dry_run or shutil.which(program)]
   if not here:
-    raise UserError(f"none of {', '.join(_KINDS)} is installed here, or on PATH")
+    raise UserError(f"{', '.join(_KINDS)}: no such program is installed or on PATH. Install the one of your platform")
   for title, listed in map(_KINDS.__getitem__, here):
     try:
       job_list, why = listed(shell, location), ""
-    except UserError as error:  # of the others there may be something
+    except UserError as error:  # other platforms may have jobs
       job_list, why = [], str(error)
     yield title, job_list, why
 
 
 def show(shell: shell_lib.Shell, location: Location) -> None:
-  """Prints what there is, of each program that is installed here.
+  """Prints the jobs of each installed program.
 
   Raises:
-    UserError: one of them, or each, cannot say; the others are printed.
+    UserError: a program cannot list its jobs; the others are printed.
   """
   failed = []
   for title, job_list, why in _by_kind(shell, location):
-    none = "not known" if why else "not asked, in a dry run" if shell.dry_run else "nothing"
+    none = "not known" if why else "not listed in a dry run" if shell.dry_run else "nothing"
     print(f"{title}:" if job_list else f"{title}: {none}", *job_list, sep="\n")
     failed += [why] if why else []
   if failed:
@@ -130,10 +130,10 @@ def show(shell: shell_lib.Shell, location: Location) -> None:
 
 
 def find(name: str, shell: shell_lib.Shell, location: Location) -> Request | None:
-  """The request of the job of this name, wherever it is; None: a dry run, which finds nothing.
+  """Returns the request of a job on any platform; None in a dry run.
 
   Raises:
-    UserError: there is none, or several.
+    UserError: there is no such job, or there are several.
   """
   matches: list[Job] = []
   failed: list[str] = []
@@ -146,23 +146,24 @@ def find(name: str, shell: shell_lib.Shell, location: Location) -> Request | Non
     return None
   if len(matches) > 1:
     raise UserError(
-      f"{name}: there are {len(matches)} of this name; which?\n" + "\n".join(f"  {match}" for match in matches)
+      f"{name}: {len(matches)} jobs have this name. Give the platform, as in one of these lines:\n"
+      + "\n".join(f"  {match}" for match in matches)
     )
   if not matches:
     where = f"{', '.join(looked)} (zone {location.zone or 'of gcloud'}, namespace {location.namespace})"
-    raise UserError("\n".join([f"no job {name} on {where}; `t2t launch status` lists what there is", *failed]))
-  if failed:  # one of those may have a job of this name, too
-    console.tell("\n".join([*failed, f"goes on with {matches[0].name}: {matches[0].state}"]))
+    raise UserError("\n".join([f"no job {name} on {where}. Run `t2t launch status` to list all jobs", *failed]))
+  if failed:  # a platform that failed may have a job of this name, too
+    console.tell("\n".join([*failed, f"continuing with {matches[0].name}: {matches[0].state}"]))
   return matches[0].request
 
 
 def _asked(shell: shell_lib.Shell, command: list[str]) -> str:
-  """What a program answers.
+  """Returns the output of a program.
 
   Raises:
-    UserError: it fails; a sentence says why.
+    UserError: it failed; with the reason.
   """
   answer = shell.ask(command, timeout=_SECONDS)
   if answer.code:
-    raise UserError(f"{command[0]} cannot list what there is: {refusals.sentence(command[0], answer)}")
+    raise UserError(f"{command[0]} cannot list jobs: {refusals.sentence(command[0], answer)}")
   return answer.out

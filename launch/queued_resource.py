@@ -1,4 +1,4 @@
-"""A queued resource of Cloud TPU: a request for machines that is created, waited for, taken away and deleted."""
+"""A queued resource of Cloud TPU: a request for machines with its states from creation to deletion."""
 
 import dataclasses
 import json
@@ -9,26 +9,26 @@ from t2t.launch import refusals
 from t2t.launch import shell as shell_lib
 from t2t.planning import tpu_types
 
-_DELETIONS = 3  # tries: what was asked for a moment ago may not be deleted yet
-# Requests in these states come to nothing, or are no more.
+_DELETIONS = 3  # tries, because a new request may not be deletable yet
+# States of requests that have failed or ended.
 GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
 
 class Preempted(Exception):
-  """The machines are gone."""
+  """The machines were preempted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is asked of Google Cloud, and under which name.
+  """Request to Google Cloud.
 
   Attributes:
     name: of the queued resource, and of its node.
     zone: such as us-central2-b.
     project: None for gcloud's own.
-    tpu: the slice; None where an existing one is only looked at.
-    slices: how many.
-    spot: may be taken away at any time, and costs less.
+    tpu: the slice; None for actions on an existing one.
+    slices: number of slices.
+    spot: cheaper, and may be preempted at any time.
     create_flags: further flags of `queued-resources create`.
   """
 
@@ -42,11 +42,11 @@ class Request:
 
   @property
   def place(self) -> list[str]:
-    """Flags that say where it is."""
+    """Flags of zone and project."""
     return [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
 
   def launch_line(self, action: str) -> str:
-    """The command line of t2t for `action`, for messages."""
+    """Returns the command line of t2t for `action`, for messages."""
     project = ["--project", self.project] if self.project else []
     return shlex.join(["t2t", "launch", "tpu-vm", "--name", self.name, "--zone", self.zone, *project, *action.split()])
 
@@ -55,10 +55,10 @@ class QueuedResource:
   """The machines of one request.
 
   Attributes:
-    request: what was asked for.
+    request: the request.
     nodes: names of its slices.
     hosts: machines of each slice.
-    taken: whether they were asked for, or are used, by this launch, and may cost.
+    taken: whether this launch has requested or uses them, so that they may cost.
   """
 
   def __init__(self, request: Request, shell: shell_lib.Shell):
@@ -76,17 +76,17 @@ class QueuedResource:
     return [*tool, *self.request.place, *flags]
 
   def state(self) -> str | None:
-    """Its state, such as WAITING_FOR_RESOURCES or ACTIVE; None where there is none of this name."""
+    """Returns the state, such as WAITING_FOR_RESOURCES or ACTIVE; None if it does not exist."""
     resource = self._describe()
     return None if resource is None else resource["state"]["state"]
 
   def described(self) -> str:
-    """What it is and its state, in a line."""
+    """Returns a description with the state, in a line."""
     resource = self._describe()
     return f"{len(self.nodes)} x {described(resource)}"
 
   def _describe(self) -> dict | None:
-    """The queued resource as Google Cloud has it."""
+    """Returns Google Cloud's record of the queued resource."""
     request = self.request
     answer = self._shell.ask(self._queued("describe", "--format=json"))
     if self._shell.dry_run:
@@ -99,18 +99,18 @@ class QueuedResource:
     if kind:
       if request.tpu and (kind, slices) != (request.tpu.name, request.slices):
         raise UserError(
-          f"{request.name} is there already, with {slices} x {kind}; give another --name, or delete it first:"
-          f" {request.launch_line('delete')}"
+          f"{request.name} exists with {slices} x {kind}. Give another --name, or delete it first: "
+          f"{request.launch_line('delete')}"
         )
       self._set_slices(slices)
       self.hosts = tpu_types.TYPES[kind].hosts if kind in tpu_types.TYPES else 1
     return resource
 
   def create(self) -> None:
-    """Asks for the machines.
+    """Requests the machines.
 
     Raises:
-      UserError: refused; says why and what to do.
+      UserError: the request was rejected; with the reason and a remedy.
     """
     request = self.request
     nodes = [f"--node-id={request.name}"]
@@ -119,28 +119,32 @@ class QueuedResource:
     flags = [f"--accelerator-type={request.tpu.name}", f"--runtime-version={request.tpu.runtime}"]
     flags += ["--spot"] if request.spot else []
     self._shell.say(
-      f"Asking for {request.slices} x {request.tpu.name}: {request.slices * request.tpu.chips} chips on"
-      f" {request.slices * request.tpu.hosts} machines"
+      f"Requesting {request.slices} x {request.tpu.name}: {request.slices * request.tpu.chips} chips on "
+      f"{request.slices * request.tpu.hosts} machines"
     )
-    self.taken = True  # from here on, whether there is an answer or not
+    self.taken = True  # before the request, because its answer may be lost
     answer = self._shell.ask(self._queued("create", *nodes, *flags, *request.create_flags))
     if answer.code:
-      raise UserError(f"{request.tpu.name} in {request.zone} was refused:\n{_advised(answer, request)}")
+      raise UserError(f"{request.tpu.name} in {request.zone} was rejected:\n{_advised(answer, request)}")
 
   def wait(self) -> None:
-    """Waits until the machines are there, or makes the request anew if they were taken away before.
+    """Waits until the machines are ready.
 
     Raises:
-      UserError: the request has failed; says why.
+      UserError: the request has failed; with the reason.
+      Preempted: the machines were preempted meanwhile.
     """
-    self._shell.say("Until its state is ACTIVE:" if self._shell.dry_run else "Waiting for the machines")
+    self._shell.say("Repeated until the state is ACTIVE:" if self._shell.dry_run else "Waiting for the machines")
     while True:
       if self._shell.dry_run:
         self._describe()
         return
       resource = self._describe()
       if resource is None:
-        raise UserError(f"{self.request.name} was deleted while waiting for it")
+        raise UserError(
+          f"{self.request.name} was deleted while this command waited for it. Run the same command again to "
+          "request it again"
+        )
       state = resource["state"]["state"]
       if state == "ACTIVE":
         self._shell.progress("ACTIVE")
@@ -158,8 +162,8 @@ class QueuedResource:
       self._shell.pause()
 
   def delete(self) -> None:
-    """Deletes the machines and the request: from here on they cost nothing."""
-    self._shell.say("Deleting: from here on the machines cost nothing")
+    """Deletes the machines and the request, so that they cost nothing."""
+    self._shell.say("Deleting the machines, which then cost nothing")
     for attempt in range(_DELETIONS):
       answer = self._shell.ask(self._queued("delete", "--force", "--quiet"))
       if not answer.code or "NOT_FOUND" in answer.err:
@@ -170,11 +174,11 @@ class QueuedResource:
     else:
       raise UserError(
         f"{self.request.name} could not be deleted, AND MAY STILL COST:\n{answer.reason()}\n"
-        f"try again: {self.request.launch_line('delete')}"
+        f"Try again: {self.request.launch_line('delete')}"
       )
 
   def gone(self) -> bool:
-    """Whether the machines have been taken away."""
+    """Returns whether the machines were preempted."""
     if self._shell.dry_run:
       return False
     resource = self._describe()
@@ -189,27 +193,27 @@ class QueuedResource:
 
 
 def described(resource: dict) -> str:
-  """The machines of a queued resource and its state, in words."""
+  """Returns the machines of a queued resource and its state, in words."""
   kind = _kind(resource) or "no machines"
   return f"{kind}{', spot' if 'spot' in resource else ''}, {resource['state']['state']}"
 
 
 def _spec(resource: dict) -> dict:
-  """What it says of its slices, if that is anything."""
+  """Returns the record's description of its slices; {} if it is missing."""
   return (resource.get("tpu", {}).get("nodeSpec") or [{}])[0]
 
 
 def _kind(resource: dict) -> str | None:
-  """The type of its slices, if it says it."""
+  """Returns the type of the slices, if it is known."""
   return _spec(resource).get("node", {}).get("acceleratorType")
 
 
 def _resource(out: str) -> tuple[dict, str | None, int]:
-  """(a queued resource as gcloud writes it, the type of its slices, how many there are)."""
+  """Parses gcloud's record: (queued resource, type of its slices, number of slices)."""
   resource = json.loads(out)
   resource["state"]["state"]  # noqa: B018  which whoever looks at it asks for
   spec = _spec(resource)
-  # The older of Google's two versions of this API calls them otherwise.
+  # The two versions of Google's API have different names for it.
   several = spec.get("multisliceParams", spec.get("multiNodeParams"))
   return resource, _kind(resource), int(several["nodeCount"]) if several else 1
 
@@ -222,23 +226,23 @@ def _failure(resource: dict) -> str:
 
 
 def _advised(answer: shell_lib.Answer, request: Request) -> str:
-  """What gcloud answered, and what to do about it."""
+  """Returns gcloud's answer with a remedy."""
   text = answer.err.lower()
   if "quota" in text:
     return (
       f"{answer.reason()}\n"
-      "The project has no quota left for this. Ask for more (TPU quotas are by type, by zone, and apart for spot):\n"
+      "The project's quota is exhausted. Request more (TPU quotas are by type and zone, and separate for spot):\n"
       "  https://console.cloud.google.com/iam-admin/quotas?service=tpu.googleapis.com\n"
-      "Requests that have FAILED or are SUSPENDED count, too, until they are deleted:\n"
+      "Requests that have FAILED or are SUSPENDED also count until they are deleted:\n"
       f"  {shlex.join(['gcloud', 'compute', 'tpus', 'queued-resources', 'list', *request.place])}"
     )
   if "has not been used" in text or "service_disabled" in text:
-    return f"{answer.reason()}\nSwitch the API on: gcloud services enable tpu.googleapis.com"
+    return f"{answer.reason()}\nEnable the API: gcloud services enable tpu.googleapis.com"
   if "permission" in text:
     return f"{answer.reason()}\nYou need the role roles/tpu.admin in the project"
   if "zone" in text or "location" in text or "accelerator" in text:
     return (
-      f"{answer.reason()}\nWhat a zone has:\n"
+      f"{answer.reason()}\nList the types of a zone:\n"
       f"  {shlex.join(['gcloud', 'compute', 'tpus', 'accelerator-types', 'list', *request.place])}"
     )
   return answer.reason()

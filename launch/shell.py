@@ -1,4 +1,4 @@
-"""Runs command lines of other programs, or only prints them (`--dry-run`), and tells the user what is going on."""
+"""Runs command lines of other programs, or only prints them (`--dry-run`), and reports progress."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -16,9 +16,9 @@ import t2t
 from t2t.runtime import console
 
 _WIDTH = 80
-TIMED_OUT = 124  # as of timeout(1)
+TIMED_OUT = 124  # as timeout(1)
 
-# What to install where a program is missing.
+# Missing program -> how to install it.
 _INSTALL = {
   "gcloud": "install the Google Cloud CLI, https://cloud.google.com/sdk/docs/install, then run `gcloud init`",
   "kubectl": "run `gcloud components install kubectl gke-gcloud-auth-plugin`",
@@ -30,20 +30,20 @@ _INSTALL = {
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a program answered: its exit code and what it wrote."""
+  """Result of a program: exit code and output."""
 
   code: int
   out: str
   err: str
 
   def reason(self, lines: int = 6) -> str:
-    """The last lines of what it wrote, errors first, for a message."""
+    """Returns the last lines of the output, errors first, for a message."""
     text = (self.err.strip() or self.out.strip()).splitlines()
-    return "\n".join(f"  {line.rstrip()}" for line in text[-lines:]) or f"  (exit code {self.code}, nothing said)"
+    return "\n".join(f"  {line.rstrip()}" for line in text[-lines:]) or f"  (exit code {self.code}, no output)"
 
 
 def shown(command: Sequence[str]) -> str:
-  """A command line to be pasted into a shell, broken where it would be wider than 80 columns."""
+  """Returns a command line to paste into a shell, wrapped at 80 columns."""
   lines, line = [], ""
   for word in map(shlex.quote, command):
     if line and len(line) + len(word) + 3 > _WIDTH:
@@ -55,21 +55,23 @@ def shown(command: Sequence[str]) -> str:
 
 
 def check_words(words: Mapping[str, str]) -> None:
-  """Checks that no word holds a character which would end a line, or do other things, on a terminal or in a script.
+  """Checks that words contain no control characters, which could act on a terminal or in a script.
 
   Args:
-    words: what it is, such as "--partition" -> the word.
+    words: label, such as "--partition" -> the word.
 
   Raises:
-    UserError: names the first that does.
+    UserError: with the first such word.
   """
   for label, word in words.items():
     if not word.isprintable():
-      raise t2t.UserError(f"{label} {word!r}: holds a character that cannot be printed, such as the end of a line")
+      raise t2t.UserError(
+        f"{label} {word!r}: contains a character that cannot be printed, such as a line break. Remove it"
+      )
 
 
 class Shell:
-  """Runs commands; with `dry_run` it prints them in order and pretends that each succeeded."""
+  """Runs commands; with `dry_run` it prints them in order and pretends that each succeeds."""
 
   def __init__(self, *, dry_run: bool = False, poll_seconds: float = 20.0):
     self.dry_run = dry_run
@@ -80,16 +82,16 @@ class Shell:
   def ask(
     self, command: Sequence[str], *, given: str | None = None, pretend: str = "", timeout: float = 3600.0
   ) -> Answer:
-    """Runs `command` to its end, whatever its exit code; it is 124 where there was no end in time.
+    """Runs `command` to its end with any exit code; 124 for a timeout.
 
     Args:
       command: program and arguments; no shell reads them.
       given: text for its standard input.
-      pretend: what it would write, for a dry run.
+      pretend: its output in a dry run.
       timeout: seconds.
 
     Raises:
-      UserError: the program is not installed; says how to install it.
+      UserError: the program is not installed; with how to install it.
     """
     if self.dry_run:
       if given is None:
@@ -102,7 +104,7 @@ class Shell:
     try:
       process = subprocess.Popen(
         command,
-        # Nothing may wait for an answer that nobody sees being asked.
+        # The output is captured, so a prompt would be invisible and block.
         stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,14 +118,14 @@ class Shell:
       out, err = process.communicate(given, timeout)
     except subprocess.TimeoutExpired:
       _kill(process)
-      return Answer(TIMED_OUT, "", f"no end after {timeout:.0f} s")
+      return Answer(TIMED_OUT, "", f"timeout after {timeout:.0f} s")
     except BaseException:
       _kill(process)
       raise
     return Answer(process.returncode, out, err)
 
   def stream(self, command: Sequence[str]) -> int:
-    """Runs `command` with its output on the terminal as it comes; its exit code."""
+    """Runs `command` with its output on the terminal; returns its exit code."""
     self.end_progress()
     if self.dry_run:
       print(shown(command))
@@ -135,7 +137,7 @@ class Shell:
       raise _missing(command[0]) from None
 
   def write(self, path: pathlib.Path, text: str, *, private: bool = False) -> None:
-    """Writes a file on this machine; `private`: that no other user reads."""
+    """Writes a file on this machine; `private` files are readable only by the user."""
     if self.dry_run:
       print(f"mkdir -p {shlex.quote(str(path.parent))}")
       print(f"cat > {shlex.quote(str(path))} <<'EOF'\n{text.rstrip()}\nEOF")
@@ -145,7 +147,7 @@ class Shell:
     path.write_text(text)
 
   def say(self, text: str) -> None:
-    """Tells what is going on; in a dry run a comment between the commands."""
+    """Prints a status line; in a dry run a comment between the commands."""
     self.end_progress()
     if self.dry_run:
       wide = dict(width=_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
@@ -154,7 +156,7 @@ class Shell:
       console.tell(text)
 
   def progress(self, text: str) -> None:
-    """One line that is kept up to date on a terminal; elsewhere a line where it changes."""
+    """Updates one status line on a terminal; elsewhere prints a line for each change."""
     if self.dry_run:
       return
     now = time.monotonic()
@@ -168,19 +170,19 @@ class Shell:
     self._progress = text
 
   def end_progress(self) -> None:
-    """Leaves the line of `progress`."""
+    """Ends the line of `progress`."""
     if self._progress and sys.stderr.isatty():
       console.tell("")
     self._progress = ""
 
   def pause(self) -> None:
-    """Waits until it is worth looking again."""
+    """Waits until the next status check."""
     if not self.dry_run:
       time.sleep(self._poll_seconds)
 
 
 def _kill(process: subprocess.Popen) -> None:
-  """Ends a program with all that it has started, as gcloud does ssh."""
+  """Kills a program with its child processes, such as gcloud's ssh."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
   process.communicate()

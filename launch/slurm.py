@@ -1,4 +1,4 @@
-"""SLURM clusters of GPUs: a batch script with a process for each GPU, queued again when its time is up."""
+"""SLURM clusters of GPUs: a batch script with one process per GPU, queued again when its time is up."""
 
 import dataclasses
 import pathlib
@@ -12,12 +12,12 @@ from t2t.launch import refusals
 from t2t.launch import shell as shell_lib
 from t2t.runtime import exit_codes, rendezvous
 
-_FOLDER = pathlib.Path("slurm")  # scripts and logs, in the folder that the job is started from
-_SAVE_SECONDS = 300  # before its time is up, a job is told to save
+_FOLDER = pathlib.Path("slurm")  # scripts and logs, in the folder where the job is started
+_SAVE_SECONDS = 300  # notice before the time limit, to save
 
 
-# SLURM sends USR1 when the time is nearly up; the job then saves after its step.  It is queued again at the exit codes
-# that say so (t2t/runtime/exit_codes.py), whoever stopped it.  A signal ends `wait`, not what it waits for.
+# SLURM sends USR1 shortly before the time limit; the job then saves after its step. It is queued again after exit codes
+# that allow a restart (t2t/runtime/exit_codes.py). A signal interrupts `wait`, but not the process that it waits for.
 _SCRIPT = """\
 #!/bin/bash
 {options}
@@ -45,18 +45,18 @@ exit "$code"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is asked of SLURM, and under which name.
+  """Request to SLURM.
 
   Attributes:
     name: of the job.
     nodes: machines.
-    gpus_per_node: each has a process of its own.
-    time: such as 24:00:00; None for the partition's own.
+    gpus_per_node: with one process each.
+    time: such as 24:00:00; None for the partition's default.
     partition: None for the default.
-    account: None for one's own.
+    account: None for the user's.
     setup: a shell command before the job, such as "module load cuda".
-    python: the interpreter, which all nodes see.
-    restarts: how many times it is queued again when its time is up.
+    python: interpreter on all nodes.
+    restarts: number of times the job is queued again when its time is up.
     flags: further flags of sbatch.
   """
 
@@ -72,15 +72,15 @@ class Request:
   flags: tuple[str, ...] = ()
 
   def launch_line(self, action: str) -> str:
-    """The command line of t2t for `action`, for messages."""
+    """Returns the command line of t2t for `action`, for messages."""
     return shlex.join(["t2t", "launch", "slurm", "--name", self.name, action])
 
 
 def script(request: Request, job: job_lib.Job) -> str:
-  """The batch script.
+  """Returns the batch script.
 
-  JAX takes one GPU for each task of a node, by SLURM_LOCALID; so every task must see all GPUs of its node, which
-  --gpus-per-node and --gpu-bind=none give.
+  JAX takes one GPU per task of a node, by SLURM_LOCALID, so every task must see all GPUs of its node. --gpus-per-node
+  and --gpu-bind=none ensure that.
   """
   options = {
     "job-name": request.name,
@@ -96,7 +96,7 @@ def script(request: Request, job: job_lib.Job) -> str:
     "signal": f"B:USR1@{_SAVE_SECONDS}",
   }
   flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
-  # sbatch takes quotes as a shell does.
+  # sbatch parses quotes as a shell does.
   lines = [f"#SBATCH {shlex.quote(flag)}" for flag in (*flags, "--requeue", *request.flags)]
   command = shell_lib.shown([request.python, "-m", "t2t.launch.host", *job.argv])
   return _SCRIPT.format(
@@ -117,13 +117,13 @@ class _Queued:
   """A job in the queue."""
 
   number: str
-  state: str  # PENDING, RUNNING, ...
-  reason: str  # why it is pending, or on which nodes it runs
+  state: str  # for example PENDING or RUNNING
+  reason: str  # why it is pending, or its nodes
   comment: str
 
 
 def _queued_job(request: Request, shell: shell_lib.Shell) -> _Queued | None:
-  """The job of this name, if it is in the queue; of several the last."""
+  """Returns the last job of this name in the queue, or None."""
   answer = shell.ask(["squeue", "--me", "--noheader", f"--name={request.name}", "--format=%i|%T|%R|%k"])
   if answer.code:
     raise UserError(f"{request.name} cannot be looked up: {refusals.sentence('squeue', answer)}")
@@ -131,7 +131,7 @@ def _queued_job(request: Request, shell: shell_lib.Shell) -> _Queued | None:
 
 
 def _last(out: str) -> _Queued | None:
-  """The job of the last line of squeue."""
+  """Parses the last line of squeue."""
   lines = [line.strip() for line in out.splitlines() if line.strip()]
   return _Queued(*lines[-1].split("|", 3)) if lines else None
 
@@ -142,16 +142,17 @@ def _submit(request: Request, shell: shell_lib.Shell, path: pathlib.Path) -> str
     text = answer.err.lower()
     how = ""
     if "partition" in text:
-      how = "\n`sinfo` lists partitions; give one with --partition"
+      how = "\nRun `sinfo` to list partitions; give one with --partition"
     elif re.search(r"\baccount\b", text):
-      how = "\n`sacctmgr show associations user=$USER` lists accounts; give one with --account"
+      how = "\nRun `sacctmgr show associations user=$USER` to list accounts; give one with --account"
     elif "qos" in text or "limit" in text or "assoc" in text:
-      how = "\nThe cluster's limits for you: `sacctmgr show qos`; ask for fewer nodes or less --time, or wait"
+      how = "\nRun `sacctmgr show qos` to list the cluster's limits for you; give fewer --nodes or less --time, or wait"
     elif "node configuration" in text or "gres" in text:
       how = (
-        f"\n`sinfo --Format=partition,nodes,gres` lists what nodes have; asked for {request.gpus_per_node} GPUs each"
+        "\nRun `sinfo --Format=partition,nodes,gres` to list the GPUs of nodes; --gpus-per-node is "
+        f"{request.gpus_per_node}"
       )
-    raise UserError(f"sbatch refuses {path}:\n{answer.reason()}{how}")
+    raise UserError(f"sbatch rejects {path}:\n{answer.reason()}{how}")
   return answer.out.strip().split(";")[0]
 
 
@@ -160,9 +161,9 @@ def _log(request: Request, number: str) -> pathlib.Path:
 
 
 def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
-  """Shows a job's log from where it is until the job has left the queue."""
+  """Shows a job's log until the job has left the queue."""
   path = _log(request, number)
-  shell.say(f"Its log, {path}")
+  shell.say(f"Log of the job, {path}")
   if shell.dry_run:
     shell.stream(["tail", "--follow=name", "--retry", str(path)])
     return
@@ -177,7 +178,7 @@ def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
       if text:
         shell.end_progress()
         print(text, end="", flush=True)
-    # Read once more after it has left: its last lines.
+    # Read again after the job has left the queue, for its last lines.
     if queued_job is None or queued_job.number != number:
       return
     if queued_job.state != "RUNNING":
@@ -186,50 +187,51 @@ def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
 
 
 def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
-  """Brings a job to its end on a SLURM cluster; the same call again follows what is there.
+  """Runs a job on a SLURM cluster to its end; a second call follows the existing job.
 
   Raises:
-    UserError: it was refused or has failed; says what and what to do.
+    UserError: it was rejected or has failed; with a remedy.
   """
   if job.workdir and job.workdir.startswith(("/tmp/", "/dev/shm/")):
-    raise UserError(f"--workdir {job.workdir}: each node has a folder of its own there; give one that all nodes see")
+    raise UserError(f"--workdir {job.workdir}: each node has its own folder there. Give one that all nodes share")
   if request.time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", request.time):
-    raise UserError(f"--time {request.time}: SLURM takes minutes, or [DAYS-]HOURS:MINUTES:SECONDS")
-  shell.say("Is it in the queue already?")
+    raise UserError(f"--time {request.time}: give minutes, or [DAYS-]HOURS:MINUTES:SECONDS")
+  shell.say("Looking for an existing job in the queue")
   queued_job = _queued_job(request, shell)
   if queued_job is None:
     path = _FOLDER / f"{request.name}.sh"
     shell.say("The batch script")
     shell.write(path, script(request, job))
-    shell.say("Into the queue")
+    shell.say("Submitting the job")
     number = _submit(request, shell, path)
-    shell.say(f"Job {number}; {request.launch_line('delete')} ends it")
+    shell.say(f"Job {number}; {request.launch_line('delete')} cancels it")
   elif queued_job.comment != f"t2t:{job.fingerprint}":
     raise UserError(
-      f"job {queued_job.number} of the name {request.name} is in the queue with another command; give another --name,"
-      f" or end it first:\n  {request.launch_line('delete')}"
+      f"job {queued_job.number} with the name {request.name} is in the queue with another command. Give another "
+      f"--name, or cancel it first:\n  {request.launch_line('delete')}"
     )
   else:
     number = queued_job.number
-    shell.say(f"This very command is in the queue already: job {number}, {queued_job.state}")
+    shell.say(f"A job with this command is in the queue already: job {number}, {queued_job.state}")
   _follow(request, shell, number)
   if shell.dry_run:
     return
   code = _FOLDER / f"{request.name}-{number}.exit"
   if not code.exists():
     raise UserError(
-      f"job {number} has left the queue without an exit code: it was cancelled, its time was up before it could save,"
-      f" or a node failed; `sacct -j {number}` says which. The same command again goes on from the last checkpoint"
+      f"job {number} has left the queue without an exit code: it was cancelled, did not save before its time "
+      f"limit, or a node failed. Run `sacct -j {number}` for the reason; the same command again resumes from the "
+      "last checkpoint"
     )
   if code.read_text().strip() != "0":
     raise UserError(
-      f"job {number} has failed with exit code {code.read_text().strip()}; its log is {_log(request, number)}"
+      f"job {number} has failed with exit code {code.read_text().strip()}. See its log, {_log(request, number)}"
     )
-  shell.say("That is all of it; nothing was run" if shell.dry_run else "The job has ended well")
+  shell.say("End of the dry run; nothing was run" if shell.dry_run else "The job has succeeded")
 
 
 def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
-  """Shows (`status`, `logs`) or ends (`stop`, `delete`) the job of the name of `request`.
+  """Shows (`status`, `logs`) or ends (`stop`, `delete`) the job of `request`.
 
   Raises:
     UserError: it is not in the queue.

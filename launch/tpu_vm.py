@@ -1,4 +1,4 @@
-"""Cloud TPU VMs: installs t2t on all workers of a slice, starts a job there, follows it, and again after preemption."""
+"""Cloud TPU VMs: installs t2t on all workers of a slice, runs a job there, and restarts it after preemptions."""
 
 from collections.abc import Callable
 import concurrent.futures
@@ -15,10 +15,10 @@ from t2t.launch import shell as shell_lib
 from t2t.launch import wheel as wheel_lib
 from t2t.runtime import exit_codes, rendezvous
 
-_ATTEMPTS = 6  # a machine that has just been made does not answer ssh for a minute or two
+_ATTEMPTS = 6  # a new machine does not answer ssh for a minute or two
 
-# What workers are told over ssh.  In lines, so that a dry run shows them readably.
-# What a worker says of itself: its name, which job it was given, and whether that runs.
+# Scripts for workers over ssh, in several lines so that a dry run is readable. This one prints the worker's name, the
+# fingerprint of its job, and the job's state.
 _STATE = """\
 cd ~/t2t 2>/dev/null || cd
 state=idle
@@ -29,7 +29,7 @@ fi
 echo "t2t $(hostname) $(cat id 2>/dev/null || echo none) $state\""""
 _STATE_LINE = re.compile(r"^t2t (\S+) (\S+) (idle|lost|running|exited)(?: (\d+))?\s*$", re.MULTILINE)
 
-# TPU VMs come with Python 3.10; uv brings a newer one without asking for root.
+# TPU VMs have Python 3.10; uv installs a newer one without root.
 _INSTALL = """\
 set -e
 export PATH="$HOME/.local/bin:$PATH"
@@ -40,7 +40,7 @@ uv pip install --quiet --python venv/bin/python \\
   --reinstall-package t2t-jax {constraint}\\
   {wheel}"""
 
-# Whatever is left of an earlier job holds the TPU; it is killed as a group, so that it writes no exit code any more.
+# Remains of an earlier job hold the TPU. They are killed as a group, so that they write no exit code.
 _START = """\
 cd ~/t2t
 [ ! -f group ] || kill -KILL -- "-$(cat group)" 2>/dev/null
@@ -53,17 +53,17 @@ cd ~/t2t
 for i in $(seq 30); do [ -s pid ] && break; sleep 1; done
 tail --pid="$(cat pid)" --lines={lines} --follow log"""
 
-# As a person does it; SIGTERM is for who takes the machine, after which the job is started again.
+# SIGINT, as from a user: after SIGTERM, a preemption, the job would be restarted.
 _STOP = 'kill -INT "$(cat ~/t2t/pid)"'
 
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-  """What one machine says of itself."""
+  """State that one machine reports."""
 
   host: str
-  fingerprint: str  # of the job that it was given
-  state: str  # idle, running, exited, or lost: it has restarted
+  fingerprint: str  # of its job
+  state: str  # idle, running, exited, or lost after a restart of the machine
   code: int | None = None
 
   def __str__(self):
@@ -79,16 +79,16 @@ class Workers:
     self._shell = shell
 
   def ssh(self, node: str, worker: int | str, command: str) -> list[str]:
-    """The command line that runs `command` on a worker, or on "all"."""
+    """Returns the command line that runs `command` on a worker, or on "all"."""
     tool = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node]
     return [*tool, *self._request.place, "--quiet", f"--worker={worker}", f"--command={command}"]
 
   def _on_all(self, action: str, make_command: Callable[[str], list[str]], *, timeout: float = 600.0) -> list[str]:
-    """Runs `make_command(node)` for each slice, each for `timeout` seconds at most; what the workers of each wrote.
+    """Runs `make_command(node)` for each slice within `timeout` seconds; returns the output of each slice.
 
     Raises:
-      queued_resource.Preempted: they are gone.
-      UserError: it fails, or a worker cannot be reached, for as long as one may wait for it; says which.
+      queued_resource.Preempted: the machines are gone.
+      UserError: the command fails, or a worker stays unreachable; with its name.
     """
     out = []
     for node in self._machines.nodes:
@@ -101,11 +101,11 @@ class Workers:
           raise queued_resource.Preempted
         unreachable = self._unreachable(node)
         if not unreachable:
-          # All answer: what was to be done failed, or it is worth another try now that they do.
+          # All workers answer: the command itself failed, or a retry may succeed now.
           if attempt:
             raise UserError(
               f"{action} failed on {node}:\n{answer.reason(12)}\n"
-              f"The machines stay, AND COST: the same command again tries again, or delete them:\n"
+              f"The machines stay, AND COST. Run the same command again to retry, or delete them:\n"
               f"  {self._request.launch_line('delete')}"
             )
         else:
@@ -118,9 +118,9 @@ class Workers:
         raise UserError(
           f"{node}: worker {names} of {self._machines.hosts} (counted from 0) cannot be reached;"
           f" {action.lower()} was not done on all:\n{last.reason()}\n"
-          "The same command again tries again. If it stays so, look with\n"
+          "Run the same command again to retry. If it fails again, test the connection with\n"
           f"  {shlex.join(self.ssh(node, worker, 'true')[:-1])}\n"
-          "(a firewall must let ssh in, port 22), or take other machines:\n"
+          "(the firewall must allow ssh, port 22), or delete these machines to get others:\n"
           f"  {self._request.launch_line('delete')}"
         )
       out.append(answer.out)
@@ -133,23 +133,25 @@ class Workers:
       return [(worker, answer) for worker, answer in pool.map(ask, range(self._machines.hosts)) if answer.code]
 
   def look(self) -> list[Worker]:
-    """What each worker says of itself, in their order."""
+    """Returns the state of each worker, in order."""
     worker_states = []
-    for out in self._on_all("Looking at the workers", lambda node: self.ssh(node, "all", _STATE)):
+    for out in self._on_all("Checking the workers", lambda node: self.ssh(node, "all", _STATE)):
       lines = sorted(_STATE_LINE.findall(out), key=lambda line: int((re.findall(r"\d+", line[0]) or [0])[-1]))
       worker_states += [Worker(host, job, state, int(code) if code else None) for host, job, state, code in lines]
     if not worker_states and not self._shell.dry_run:
-      raise UserError(f"the workers of {self._request.name} say nothing; look with {self._request.launch_line('logs')}")
+      raise UserError(
+        f"the workers of {self._request.name} report no state. Check with {self._request.launch_line('logs')}"
+      )
     return worker_states
 
   def install(self, job: job_lib.Job, wheel: pathlib.Path, lock: pathlib.Path | None) -> None:
-    """Copies the wheel, the job and its files to all workers, and installs."""
+    """Copies the wheel, the job and its files to all workers, and installs them."""
     script = pathlib.Path("dist/run.sh")
-    self._shell.say("What every worker runs")
+    self._shell.say("The script of every worker")
     token = "TOKEN" if self._shell.dry_run else secrets.token_hex(16)
     self._shell.write(script, _script(job, token=token), private=True)
-    self._shell.say("The same wheel on all workers")
-    self._on_all("Making a folder", lambda node: self.ssh(node, "all", f"mkdir -p ~/t2t/{job_lib.FOLDER}"))
+    self._shell.say("Copying the same wheel to all workers")
+    self._on_all("Creating a folder", lambda node: self.ssh(node, "all", f"mkdir -p ~/t2t/{job_lib.FOLDER}"))
     copies = [([wheel, script, *([lock] if lock else [])], "t2t/")]
     if job.files:
       copies.append((list(job.files.values()), f"t2t/{job_lib.FOLDER}/"))
@@ -162,53 +164,53 @@ class Workers:
     self._on_all("Installing", lambda node: self.ssh(node, "all", command), timeout=3600.0)
 
   def start(self) -> None:
-    """Starts the job on all workers, where it goes on when the connection ends."""
+    """Starts the job on all workers; it continues after the connection ends."""
     self._shell.say("Starting on all workers")
     self._on_all("Starting", lambda node: self.ssh(node, "all", _START))
 
   def stop(self) -> None:
-    """Asks the job to save and to end; the machines stay, and cost."""
+    """Stops the job after a save; the machines stay, and cost."""
     self._on_all("Stopping", lambda node: self.ssh(node, "all", _STOP))
     self._shell.say(
-      "It saves and ends after the step. The machines stay, AND COST; to delete them:\n"
+      "The job saves and ends after its step. The machines stay, AND COST; to delete them:\n"
       f"  {self._request.launch_line('delete')}"
     )
 
   def follow(self, *, worker: int = 0, lines: int = 200) -> int:
-    """Shows the log of a worker, counted through all slices, until its job or the connection ends; an exit code."""
+    """Shows the log of a worker, counted over all slices, until job or connection end; returns an exit code."""
     hosts, nodes = self._machines.hosts, self._machines.nodes
     if self._shell.dry_run:
-      hosts = max(hosts, worker + 1)  # how many there are is not known
+      hosts = max(hosts, worker + 1)  # a dry run does not know the number of machines
     if not 0 <= worker < hosts * len(nodes):
-      raise UserError(f"--worker {worker}: there are {hosts * len(nodes)}, counted from 0")
-    self._shell.say(f"The log of worker {worker}")
+      raise UserError(f"--worker {worker}: give 0 to {hosts * len(nodes) - 1}")
+    self._shell.say(f"Log of worker {worker}")
     return self._shell.stream(self.ssh(nodes[worker // hosts], worker % hosts, _FOLLOW.format(lines=lines)))
 
   def finish(self) -> list[Worker]:
-    """Shows worker 0's log until the job has ended on all workers; how it ended on each."""
+    """Shows worker 0's log until the job has ended on all workers; returns their states."""
     for _ in range(1000):
       self.follow()
       workers = self.look()
       if self._shell.dry_run:
         return workers
       while workers[0].state != "running" and any(worker.state == "running" for worker in workers):
-        # JAX ends the others when one has failed, after its heartbeats have stayed away for 100 s.
+        # After a failure JAX ends the other processes, with a delay of 100 s for missed heartbeats.
         self._shell.progress(f"waiting for {sum(worker.state == 'running' for worker in workers)} workers to end")
         self._shell.pause()
         workers = self.look()
       if workers[0].state != "running":
         return workers
-      self._shell.say("The connection was lost; the job goes on. Its last lines again:")
+      self._shell.say("The connection was lost; the job continues. Its last lines again:")
       self._shell.pause()
-    raise UserError(f"the connection is lost again and again; look with {self._request.launch_line('logs')}")
+    raise UserError(f"the connection was lost too often. Check with {self._request.launch_line('logs')}")
 
 
 def _script(job: job_lib.Job, *, token: str) -> str:
-  """What a worker runs: it notes its process and its exit code for those who look later.
+  """Returns the script of a worker, which records process id and exit code.
 
   Args:
     job: the command.
-    token: by which its processes know each other.
+    token: authenticates the processes to each other.
   """
   command = shell_lib.shown(["venv/bin/python", "-m", "t2t.launch.host", *job.argv])
   return (
@@ -236,31 +238,31 @@ def _attempt(
   *,
   install: Callable[[], None],
 ) -> list[Worker]:
-  """Takes or makes the machines, starts the job unless it runs there, and follows it; how it ended on each."""
+  """Creates or reuses the machines, starts the job unless it runs, and follows it; returns the workers' states."""
   name = machines.request.name
-  shell.say("Is it there already?")
+  shell.say("Looking for existing machines")
   state = machines.state()
   if state in queued_resource.GONE:
-    shell.say(f"{name} is {state}, of an earlier time")
+    shell.say(f"{name} is {state}, from an earlier launch")
     machines.delete()
   if state is None or state in queued_resource.GONE:
     machines.create()
   machines.taken = True
   machines.wait()
-  shell.say("What do the workers do?")
+  shell.say("Checking the workers")
   worker_states = workers.look()
   if any(worker.state == "running" and worker.fingerprint != job.fingerprint for worker in worker_states):
-    machines.taken = False  # it is another's
+    machines.taken = False  # the machines belong to another launch
     raise UserError(
-      f"{name} runs another command (or another version of its files); wait for it, or end it first:\n"
+      f"{name} runs another command (or another version of its files). Wait for it, or stop it first:\n"
       f"  {machines.request.launch_line('stop')}"
     )
   same = bool(worker_states) and all(worker.fingerprint == job.fingerprint for worker in worker_states)
   if same and all(worker.code == 0 for worker in worker_states):
-    shell.say("This very command has ended on all workers already")
+    shell.say("This command has ended on all workers already")
     return worker_states
   if same and all(worker.state == "running" for worker in worker_states):
-    shell.say("This very command runs there already")
+    shell.say("This command is running there already")
   else:
     install()
     workers.start()
@@ -276,18 +278,18 @@ def run(
   restarts: int = 0,
   delete: bool = False,
 ) -> None:
-  """Brings a job to its end on TPU VMs; the same call again goes on with what is there.
+  """Runs a job on TPU VMs to its end; a second call follows the existing job.
 
   Args:
-    request: the machines; those of the same name are taken if they exist.
-    job: what every worker runs.
+    request: the machines; existing machines of the same name are used.
+    job: the command of every worker.
     shell: runs gcloud.
-    wheel: a wheel of t2t; None: of this checkout.
-    restarts: how many times machines that were taken away are asked for again.
-    delete: delete the machines when this ends, in whatever way.
+    wheel: a wheel of t2t; None to build it from this checkout.
+    restarts: number of requests for new machines after preemptions.
+    delete: whether to delete the machines at the end, even after an error.
 
   Raises:
-    UserError: something was refused, cannot be reached, or has failed; says what and what to do.
+    UserError: a request was rejected, a machine is unreachable, or the job has failed; with a remedy.
   """
   machines = queued_resource.QueuedResource(request, shell)
   google_cloud.check_credentials(shell)
@@ -306,9 +308,9 @@ def run(
       "the job has failed:\n"
       + "\n".join(f"  {worker}" for worker in failed[:5])
       + "\nThe log of worker 0 is above"
-      + ("" if delete else f"; another's: {request.launch_line('logs --worker 1')}")
+      + ("" if delete else f"; for another: {request.launch_line('logs --worker 1')}")
     )
-  shell.say("That is all of it; nothing was run" if shell.dry_run else "The job has ended well")
+  shell.say("End of the dry run; nothing was run" if shell.dry_run else "The job has succeeded")
 
 
 def _until_ended(
@@ -320,25 +322,25 @@ def _until_ended(
   *,
   restarts: int,
 ) -> list[Worker]:
-  """Runs the job, again where it was stopped or its machines were taken away; the workers where it has failed."""
+  """Runs the job, restarted after stops and preemptions; returns the workers on which it has failed."""
   name, workers = machines.request.name, Workers(machines, shell)
   install = lambda: workers.install(job, wheel, lock)
   for attempt in range(restarts + 1):
     try:
       worker_states = _attempt(machines, workers, job, shell, install=install)
     except queued_resource.Preempted:
-      shell.say(f"{name} was taken away (preempted)")
-      machines.delete()  # what is left of it counts against the quota
+      shell.say(f"{name} was preempted")
+      machines.delete()  # the remains count against the quota
       if attempt == restarts:
         raise UserError(
-          f"{name} was taken away {attempt + 1} time(s), and --restarts is {restarts}. What was saved is in"
-          f" {job.workdir or 'the workdir'}: the same command again goes on from there"
+          f"{name} was preempted {attempt + 1} time(s), and --restarts is {restarts}. The last checkpoint is in "
+          f"{job.workdir or 'the workdir'}; the same command again resumes from it"
         ) from None
       continue
     failed = [worker for worker in worker_states if worker.code != exit_codes.DONE and not shell.dry_run]
     if not failed or attempt == restarts or not all(exit_codes.goes_on(worker.code) for worker in failed):
       return failed
-    shell.say(f"It was stopped before its end ({failed[0]}); it is started again, from what it has saved")
+    shell.say(f"The job was stopped before its end ({failed[0]}); restarting from its last checkpoint")
     shell.pause()
   return failed
 
@@ -346,13 +348,13 @@ def _until_ended(
 def _leave(
   machines: queued_resource.QueuedResource, shell: shell_lib.Shell, *, delete: bool, reported: str = ""
 ) -> None:
-  """Deletes the machines, or tells that they stay, on whatever way a launch ends.
+  """Deletes the machines, or reports that they stay, however a launch ends.
 
   Args:
     machines: of the launch.
     shell: runs gcloud.
-    delete: whether they are to be deleted.
-    reported: what the user is told anyway.
+    delete: whether to delete them.
+    reported: message that the user sees anyway.
   """
   line = machines.request.launch_line("delete")
   if not machines.taken:
@@ -370,17 +372,17 @@ def _leave(
 
 
 def look_after(action: str, request: queued_resource.Request, shell: shell_lib.Shell, *, worker: int = 0) -> None:
-  """Shows (`status`, `logs`) or ends (`stop`, `delete`) what is there under the name of `request`.
+  """Shows (`status`, `logs`) or ends (`stop`, `delete`) the machines of `request`.
 
   Raises:
-    UserError: there is nothing of this name, or it cannot be reached.
+    UserError: there are none of this name, or they cannot be reached.
   """
   machines = queued_resource.QueuedResource(request, shell)
   workers = Workers(machines, shell)
   state = machines.state()
   if state is None and not shell.dry_run:
     raise UserError(
-      f"no queued resource {request.name} in {request.zone}; those that are there:\n"
+      f"no queued resource {request.name} in {request.zone}. List the existing ones with\n"
       f"  {shlex.join(['gcloud', 'compute', 'tpus', 'queued-resources', 'list', *request.place])}"
     )
   if action == "delete":
@@ -390,7 +392,7 @@ def look_after(action: str, request: queued_resource.Request, shell: shell_lib.S
     print(f"{request.name}: {machines.described()}")
   if state != "ACTIVE" and not shell.dry_run:
     if action != "status":
-      raise UserError(f"{request.name} is {state}: there are no machines (yet, or any more) to {action}")
+      raise UserError(f"{request.name} is {state}: it has no machines to {action}")
     return
   try:
     if action == "status":
@@ -399,8 +401,10 @@ def look_after(action: str, request: queued_resource.Request, shell: shell_lib.S
     elif action == "logs":
       code = workers.follow(worker=worker)
       if code:
-        raise UserError(f"the log of {request.name} cannot be shown, or not to its end: gcloud ends with {code}")
+        raise UserError(f"the log of {request.name} is not complete: gcloud exited with {code}")
     else:
       workers.stop()
   except queued_resource.Preempted:
-    raise UserError(f"{request.name} was taken away (preempted); the command that launched it asks anew") from None
+    raise UserError(
+      f"{request.name} was preempted. Run the command that launched it again to request new machines"
+    ) from None

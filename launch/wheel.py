@@ -1,4 +1,4 @@
-"""The wheel of t2t that is installed on every machine, so that all run what this one has."""
+"""Finds or builds the wheel of t2t for all machines, so that they run the same version as this one."""
 
 import pathlib
 import re
@@ -9,14 +9,14 @@ import t2t
 from t2t import UserError
 from t2t.launch import shell as shell_lib
 
-_DISTRIBUTION = "t2t_jax"  # t2t-jax of pyproject.toml, as file names spell it
+_DISTRIBUTION = "t2t_jax"  # t2t-jax of pyproject.toml, as in file names
 
 
 def find_or_build(shell: shell_lib.Shell, wheel_path: str | None) -> tuple[pathlib.Path, pathlib.Path | None]:
-  """The wheel to install, built of this checkout unless it is given, and the versions to install with it.
+  """Returns the wheel to install, built from this checkout unless it is given, and the versions to install with it.
 
   Raises:
-    UserError: the wheel is not there, cannot be built, or there is no checkout to build it of.
+    UserError: the wheel does not exist or cannot be built, or there is no checkout.
   """
   checkout = pathlib.Path(t2t.__file__).resolve().parent.parent
   project = checkout / "pyproject.toml"
@@ -26,16 +26,18 @@ def find_or_build(shell: shell_lib.Shell, wheel_path: str | None) -> tuple[pathl
       not re.fullmatch(_DISTRIBUTION + r"-.+\.whl", pathlib.Path(wheel_path).name)
       or not pathlib.Path(wheel_path).is_file()
     ):
-      raise UserError(f"--wheel {wheel_path}: not a wheel of t2t; `pip wheel --no-deps --wheel-dir dist .` makes one")
+      raise UserError(
+        f"--wheel {wheel_path}: not a wheel of t2t. Build one with `pip wheel --no-deps --wheel-dir dist .`"
+      )
     return pathlib.Path(wheel_path), lock if lock.exists() else None
   if not project.exists():
-    raise UserError("t2t is not run from a checkout, so that no wheel can be built of it; give one with --wheel FILE")
-  shell.say("The wheel of this checkout")
+    raise UserError("t2t is not run from a checkout, so no wheel can be built. Give one with --wheel FILE")
+  shell.say("Building the wheel of this checkout")
   version = tomllib.loads(project.read_text())["project"]["version"]
   answer = shell.ask(
     [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir=dist", str(checkout)], timeout=600
   )
   wheel = pathlib.Path(f"dist/{_DISTRIBUTION}-{version}-py3-none-any.whl")
   if answer.code or not (shell.dry_run or wheel.exists()):
-    raise UserError(f"the wheel of {checkout} cannot be built:\n{answer.reason()}\ngive one with --wheel FILE")
+    raise UserError(f"the wheel of {checkout} cannot be built:\n{answer.reason()}\nGive one with --wheel FILE")
   return wheel, lock if lock.exists() else None

@@ -1,1 +1,1 @@
-"""Reports of runs: what stands in a workdir, read, drawn, and put on a page that needs nothing but a browser."""
+"""Reports of runs: reads workdirs, draws curves, and writes self-contained HTML pages."""

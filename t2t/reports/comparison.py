@@ -1,4 +1,4 @@
-"""The report of several runs: their curves over the same axis, how their configs differ, where they came to."""
+"""Report that compares several runs: curves over a common axis, config differences and final metrics."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import os
@@ -13,25 +13,25 @@ from t2t.reports import run as runs
 from t2t.runtime import amounts
 from t2t.training import loss_curve
 
-# What the curves may be drawn over -> what the axis says.
+# Axis of the curves -> its label.
 AXES = {"steps": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds in steps"}
-# Points of a curve and number of pictures, until a page is small enough.
+# Points per curve and number of pictures, reduced until the page is small enough.
 _ROOM = ((curves.POINTS, 18), (200, 18), (80, 12), (30, 6))
 _SMOOTHED = ("train/loss", "train/tokens_per_second", "train/grad_norm")
-# The first pictures, and those that show how a run goes and not what it learns.
+# The first pictures, and pictures of speed and optimization, which come last.
 _FIRST = ("eval/loss", "train/loss", "eval/accuracy")
 _LAST = ("train/tokens_per_second", "train/grad_norm", "train/learning_rate")
 
 
 def named(run_list: Sequence[runs.RecordedRun]) -> dict[str, runs.RecordedRun]:
-  """Runs by names that tell them apart: their folders', with those above where two are alike.
+  """Returns runs by unique names: their folders', with parent folders where names are equal.
 
   Raises:
     UserError: a run is given twice.
   """
   paths = [str(run.path) for run in run_list]
   if twice := next((path for path in paths if paths.count(path) > 1), None):
-    raise UserError(f"{twice}: is given twice; a run is compared with others")
+    raise UserError(f"{twice}: is given twice. Give each run once")
   parts = [path.split("/") for path in paths]
   for deep in range(1, max(map(len, parts)) + 1):
     names = ["/".join(path_parts[-deep:]) for path_parts in parts]
@@ -41,20 +41,20 @@ def named(run_list: Sequence[runs.RecordedRun]) -> dict[str, runs.RecordedRun]:
 
 
 def html(run_list: Sequence[runs.RecordedRun], *, over: str) -> str:
-  """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points and fewer curves.
+  """Returns the page, with fewer points and curves if it would exceed `page.MOST_BYTES`.
 
   Args:
     run_list: the runs, two at least.
     over: one of `AXES`.
 
   Raises:
-    UserError: a run is given twice, or none has what the axis is of.
+    UserError: a run is given twice, or no run has values for the axis.
   """
   runs_by_name = named(run_list)
   axes = {name: axis(run, over) for name, run in runs_by_name.items()}
   without_axis = [name for name, values in axes.items() if not values]
   if len(without_axis) == len(runs_by_name):
-    raise UserError(f"--over {over}: {_WHY[over]}; give --over steps")
+    raise UserError(f"--over {over}: {_WHY[over]}. Give --over steps")
   for points, most in _ROOM:
     text = _html(runs_by_name, axes, without_axis, over, points, most)
     if len(text.encode()) < page.MOST_BYTES:
@@ -63,15 +63,15 @@ def html(run_list: Sequence[runs.RecordedRun], *, over: str) -> str:
 
 
 _WHY = {
-  "steps": "none of the runs has measured anything",
+  "steps": "none of the runs has metrics",
   "tokens": "none of the runs has train/tokens in its metrics",
-  "flops": "none of the runs has noted what a step costs (older runs, and those of several stages, have not)",
+  "flops": "none of the runs has recorded the FLOPs of a step (older runs, and runs of several stages, do not)",
   "time": "none of the runs has train/step_seconds in its metrics",
 }
 
 
 def axis(run: runs.RecordedRun, over: str) -> dict[int, float]:
-  """Step -> where it lies on an axis, of steps at which that is known; nothing where the run does not say."""
+  """Returns step -> position on an axis, for steps with a known position; {} if the run has none."""
   if over == "tokens":
     return single.running(run, "train/tokens")
   if over == "time":
@@ -84,7 +84,7 @@ def axis(run: runs.RecordedRun, over: str) -> dict[int, float]:
 
 
 def _moved(values: Mapping[float, float], axis_values: Mapping[int, float]) -> dict[float, float]:
-  """Values over an axis, of which some places are known: between them it is a line that begins at 0."""
+  """Maps steps to axis positions, with linear interpolation from 0."""
   steps, places = [0, *axis_values], [0.0, *axis_values.values()]
   return dict(zip(np.interp(list(values), steps, places).tolist(), values.values(), strict=True))
 
@@ -101,11 +101,11 @@ def _html(
   shared = _shared(runs_by_name)
   remarks = []
   if not shared:
-    remarks.append("These runs have no metric in common: what each has is shown by itself.")
+    remarks.append("These runs have no metric in common: each has its own curves.")
   if (number := len(_metrics(runs_by_name))) > most:
     remarks.append(f"{most} of {number} metrics are drawn; the table has all.")
   if without_axis:
-    remarks.append(f"Not drawn over {AXES[over]}, which they have not noted: {', '.join(without_axis)}.")
+    remarks.append(f"Not drawn over {AXES[over]}, which these runs have not recorded: {', '.join(without_axis)}.")
   drawn = {name: run for name, run in runs_by_name.items() if name not in without_axis}
   parts = [
     f"<header><h1>{page.escaped(title if len(title) < 120 else f'{len(runs_by_name)} runs')}</h1>",
@@ -118,8 +118,8 @@ def _html(
     "</header>",
     page.section("Final numbers", _numbers(runs_by_name)),
     page.section(f"Curves over {AXES[over]}", page.pictures(list(_pictures(drawn, axes, over, points, most)))),
-    page.section("How their configs differ", _configs(runs_by_name)),
-    page.section("On what they ran", _starts(runs_by_name)),
+    page.section("Config differences", _configs(runs_by_name)),
+    page.section("Hardware and versions", _starts(runs_by_name)),
     single.footer(),
   ]
   return page.whole(title, parts)
@@ -131,12 +131,12 @@ def _row(name: str, run: runs.RecordedRun) -> Sequence[Any]:
 
 
 def _shared(runs_by_name: Mapping[str, runs.RecordedRun]) -> set[str]:
-  """Metrics that all have."""
+  """Returns the metrics that all runs have."""
   return set.intersection(*(set(run.metrics) for run in runs_by_name.values()))
 
 
 def _metrics(runs_by_name: Mapping[str, runs.RecordedRun]) -> list[str]:
-  """What is compared: first the losses, then what was measured of held-out text, then how fast it went."""
+  """Returns the metrics to compare: losses, then metrics of held-out text, then speed."""
   names = {name for run in runs_by_name.values() for name in run.metrics}
   measured = sorted(name for name in names if name.startswith("eval/") and name not in _FIRST)
   return [name for name in (*_FIRST, *measured, *_LAST) if name in names]
@@ -149,7 +149,7 @@ def _pictures(
   points: int,
   most: int,
 ) -> Iterator[curves.Picture]:
-  looks = curves.looks(list(runs_by_name))  # a run has one colour in all pictures
+  looks = curves.looks(list(runs_by_name))  # one colour per run in all pictures
   for metric in _metrics(runs_by_name)[:most]:
     series = {}
     for name, run in runs_by_name.items():
@@ -183,7 +183,7 @@ def _configs(runs_by_name: Mapping[str, runs.RecordedRun]) -> str:
     if any(value != values[0] for value in values):
       rows.append((f"config.{key}", *map(single.value_of, values)))
   if not rows:
-    return page.paragraph("They are the same.")
+    return page.paragraph("The configs are equal.")
   return page.table("Keys that differ", ("key", *runs_by_name), rows)
 
 
@@ -193,12 +193,12 @@ def _starts(runs_by_name: Mapping[str, runs.RecordedRun]) -> str:
     starts = [note for note in run.history if note["event"] == history.START]
     rows += [(name, single.when(x["time"]), x["step"], x["t2t"], x["devices"], x["command"]) for x in starts[-1:]]
   return page.table(
-    "The last start of each", ("run", "start (UTC)", "from step", "versions", "devices", "command"), rows
+    "The last start of each run", ("run", "start (UTC)", "from step", "versions", "devices", "command"), rows
   )
 
 
 def shared_folder(run_list: Sequence[runs.RecordedRun]) -> str:
-  """The folder that all lie in, where a comparison is written by default; "" where they share none."""
+  """Returns the common parent folder, the default place of a comparison; "" if there is none."""
   paths = [str(run.path) for run in run_list]
   if any("://" in path for path in paths):
     above = {path.rpartition("/")[0] for path in paths}

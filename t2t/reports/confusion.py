@@ -1,4 +1,4 @@
-"""Scores of classes and confusion matrices of a run's tasks, as tables whose cells are darker the more they hold."""
+"""Tables of per-class scores and confusion matrices of a run's tasks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,13 +9,13 @@ from t2t.evaluation import classification_report
 from t2t.reports import page
 from t2t.training import class_files
 
-_WIDTH = 120  # characters of a matrix; classes that have no room are added up
+_WIDTH = 120  # characters of a matrix; classes beyond it are merged
 _MOST_TASKS = 12
-_MOST_BYTES = 100_000  # of all of them
+_MOST_BYTES = 100_000  # of all tables
 
 
 def parts(class_records: Mapping[str, Any]) -> Iterator[str]:
-  """HTML of each task that has classes.
+  """Yields HTML for each task with classes.
 
   Args:
     class_records: see `class_files.read`.
@@ -24,12 +24,12 @@ def parts(class_records: Mapping[str, Any]) -> Iterator[str]:
   for task, record in list(class_records.get("tasks", {}).items())[:_MOST_TASKS]:
     try:
       report = classification_report.from_dict(record)
-    except (KeyError, TypeError, ValueError):  # of another version, or changed by hand
+    except (KeyError, TypeError, ValueError):  # written by another version, or edited
       continue
     task_parts = list(_of_task(f"{task}, step {class_records['step']:,}", report)) if report.n else []
     room -= sum(len(part.encode()) for part in task_parts)
     if room < 0:
-      yield page.paragraph(f"{task}: its table has no room here; see {class_files.NAME}.", soft=True)
+      yield page.paragraph(f"{task}: its table is too large for this page; see {class_files.NAME}.", soft=True)
       return
     yield from task_parts
 
@@ -39,7 +39,7 @@ def _of_task(name: str, report: classification_report.ClassificationReport) -> I
   facts = [f"{report.n:,} items", f"accuracy {report.accuracy:.2f} %", f"macro F1 {report.macro_f1:.2f} %"]
   facts.append(f'majority baseline {share:.2f} % (always "{label}")')
   if report.not_a_label:
-    facts.append(f"{report.not_a_label:,} predictions are not a label, and count as wrong")
+    facts.append(f"{report.not_a_label:,} predictions are not a label and count as wrong")
   if report.without_gold:
     facts.append(f"{report.without_gold:,} items without a gold label are left out")
   yield page.paragraph(f"{name}: {'; '.join(facts)}.")

@@ -1,4 +1,4 @@
-"""Curves as SVG that stands within a page: small, and in colours that the page decides, light or dark."""
+"""Draws curves as compact inline SVG, with colours from the page's CSS variables (light or dark)."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -15,41 +15,42 @@ from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
 from t2t.training import loss_curve
 
-POINTS = 500  # of a curve
-MOST_CURVES = 12  # of a picture
-_NOISE = 30  # points; of fewer each has a mark
+POINTS = 500  # per curve
+MOST_CURVES = 12  # per picture
+_NOISE = 30  # points; shorter curves have markers
 
-# What matplotlib draws with -> a variable of the page.  Those of `COLOURS` are the series', in order.
+# matplotlib's colour -> CSS variable of the page; `COLOURS` are the colours of the series, in order.
 COLOURS = ("#1f5fa8", "#c8442e", "#2b7a3d", "#8a4fb0", "#9a6700", "#00767a", "#b0357e", "#5c5c5c")
 _DASHES = ("-", "--", ":")
 _VARIABLES = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)}
 _VARIABLES |= {loss_curve.EACH: "var(--each)", loss_curve.QUIET: "var(--quiet)", "#b0b0b0": "var(--quiet)"}
 _VARIABLES |= {"#000000": "currentColor"}
 _STYLE = {
-  "svg.fonttype": "none",  # a quarter of the bytes of glyphs' outlines, and it can be searched
+  "svg.fonttype": "none",  # a quarter of the bytes of glyph outlines, and searchable
   "font.size": 9.0,
   "axes.linewidth": 0.8,
-  "text.parse_math": False,  # a name is what it is
+  "text.parse_math": False,  # names are not formulas
   "path.simplify": True,
   "path.simplify_threshold": 0.2,
 }
-_SIZE = (5.0, 2.7)  # inches: 360 points, as wide as a telephone, where 9 points are read without a glass
-_MARGINS = (40, 8, 30, 14)  # points: left, for 7 characters of a number, right, below, above for stages' names
-_LABEL = 12  # points: of the axis, where it has one
+_SIZE = (5.0, 2.7)  # inches: 360 points, the width of a phone, on which 9-point text is readable
+_MARGINS = (40, 8, 30, 14)  # points: left (7 characters of a number), right, bottom, top (names of stages)
+_LABEL = 12  # points, for the label of the axis, if any
 
 Series = Mapping[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-  """A picture with what is read beside it.
+  """A picture with its description and legend.
 
-  title: of a few words.
-  text: what it shows, for who does not see it.
-  svg: the element.
-  legend: (name, colour, dashes) of each curve; () where there is but one.
-  note: what is to be said of it.
-  wide: whether it has the room of two.
+  Attributes:
+    title: of a few words.
+    text: description for screen readers.
+    svg: the element.
+    legend: (name, colour, dashes) of each curve; () for a single curve.
+    note: remark below the picture.
+    wide: whether it takes the space of two.
   """
 
   title: str
@@ -61,13 +62,13 @@ class Picture:
 
 
 def thinned(steps: Sequence[float], values: Sequence[float], *, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-  """About so many points of a curve: of equal parts of it the least and the greatest, and both of its ends.
+  """Returns about `points` points of a curve: minimum and maximum of equal parts, and both ends.
 
-  So no peak is lost, however thin; a mean is taken before (`loss_curve.smooth`).
+  No peak is lost, however narrow. For a mean see `loss_curve.smooth`.
 
   Args:
-    steps, values: of one length.
-    points: at most, and two more.
+    steps, values: of equal length.
+    points: maximum, without the two ends.
   """
   steps, values = np.asarray(steps, np.float64), np.asarray(values, np.float64)
   if len(steps) <= points:
@@ -89,7 +90,7 @@ def loss(
   run: Sequence[Stage],
   points: int = POINTS,
 ) -> Picture:
-  """Training and held-out loss; see `loss_curve.draw`."""
+  """Draws training and held-out loss; see `loss_curve.draw`."""
   thin = lambda steps, values: thinned(steps, values, points=points)
   legend: list[tuple[str, str, str]] = []
 
@@ -115,21 +116,21 @@ def lines(
   noisy: bool = False,
   line_styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> Picture:
-  """Curves over the same axis; of very many those with the highest ends.
+  """Draws curves over a common axis; if there are too many, those with the highest ends.
 
   Args:
-    title: what they show, and in which unit.
+    title: of the picture, with the unit.
     series: name -> x -> y, none of them empty.
-    across: what x is.
-    run: stages whose ends are marked, where x is steps.
+    across: label of x.
+    run: stages with ends to mark, if x is steps.
     points: of each curve, at most.
-    noisy: whether each step says little: a mean over those around it is drawn above a long curve.
-    line_styles: see `looks`; where the same name is to look alike in several pictures.
+    noisy: whether to draw a smoothed curve above a long curve.
+    line_styles: see `looks`; for the same style of a name in several pictures.
   """
   last = lambda name: next(reversed(series[name].values()))
   shown = sorted(series, key=last)[-MOST_CURVES:] if len(series) > MOST_CURVES else list(series)
   shown = [name for name in series if name in shown]
-  note = f"{MOST_CURVES} of {len(series)}: those that end highest" if len(series) > MOST_CURVES else ""
+  note = f"{MOST_CURVES} of {len(series)} curves: those with the highest ends" if len(series) > MOST_CURVES else ""
   styles = looks(shown) if line_styles is None else {name: line_styles[name] for name in shown}
 
   def draw(axes: Any) -> None:
@@ -165,35 +166,35 @@ def lines(
 
 
 def looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-  """Name -> colour and dashes of its curve, another for each of the first two dozen."""
+  """Returns name -> colour and dashes of its curve, unique for the first two dozen."""
   number = len(COLOURS)
   return {name: (COLOURS[i % number], _DASHES[i // number % len(_DASHES)]) for i, name in enumerate(names)}
 
 
 def _course(values: Series) -> str:
-  """'from 8.31 to 5.32, least 5.1', for who does not see the curve."""
+  """Describes a curve for screen readers."""
   y_values = list(values.values())
   return f"from {y_values[0]:.4g} to {y_values[-1]:.4g}, between {min(y_values):.4g} and {max(y_values):.4g}"
 
 
 def _svg(draw: Callable[[Any], None], *, labelled: bool = False) -> str:
-  """What `draw` makes of axes, as an element that a page may hold several of.
+  """Returns a drawing as an SVG element; a page may have several.
 
   Args:
-    draw: is given the axes.
-    labelled: whether it names what they go up by.
+    draw: takes the axes.
+    labelled: whether the y axis has a label.
   """
   import matplotlib
   import matplotlib.figure
   import matplotlib.ticker
 
   content = io.StringIO()
-  # Names within an SVG are of the whole page: each picture has its own, and the same at every time.
+  # Ids in an SVG are global in the page, so each picture has its own salt; a fixed one, for reproducible output.
   salt = f"{_svg.__name__}{next(_NUMBERS)}"
   with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt}):
     width, height = _SIZE
     figure = matplotlib.figure.Figure(figsize=(width, height))
-    # Fixed, since an engine that finds the margins has all drawn twice.
+    # Fixed margins, because a layout engine would draw everything twice.
     left, right, bottom, top = (points / 72 for points in _MARGINS)
     left += _LABEL / 72 if labelled else 0
     box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
@@ -211,7 +212,7 @@ _NUMBER = re.compile(r"(?<![\w#.-])-?\d+\.\d+")
 
 
 def _small(text: str) -> str:
-  """An SVG without what a page does not need, its colours those of the page."""
+  """Shortens an SVG for the page, and replaces colours by the page's variables."""
   text = _DROPPED.sub("", text)
   text = text[text.index("<svg") :].strip()
   box = re.search(r'viewBox="[^"]*"', text)[0]
@@ -230,10 +231,10 @@ def _small(text: str) -> str:
 
 
 def element(picture: Picture) -> str:
-  """The SVG with what it shows in words, for a page."""
+  """Returns the SVG with its description, for a page."""
   return picture.svg.replace("@>", f'role="img" aria-label="{html.escape(picture.text)}">', 1)
 
 
 def finite(values: Series) -> dict[float, float]:
-  """What can be drawn."""
+  """Returns the finite values."""
   return {x: y for x, y in values.items() if math.isfinite(y)}

@@ -1,4 +1,4 @@
-"""What a model was given first, in each stage of a run: kept in the workdir for its report."""
+"""First training rows of each stage, kept in the workdir for the report."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -19,7 +19,8 @@ Piece = tuple[str, str, bool]  # see `preview.first_rows`
 
 
 def note(workdir: epath.Path, stage: Stage, batch: Batch, vocabulary: Any) -> None:
-  """Keeps the first rows of a stage's first batch; every host takes part, the first writes, and nothing fails by it.
+  """Saves the first rows of a stage's first batch; every host must call it, the first writes, and errors are only
+  logged.
 
   Args:
     workdir: of the run.
@@ -34,7 +35,7 @@ def note(workdir: epath.Path, stage: Stage, batch: Batch, vocabulary: Any) -> No
     return
   try:
     row = {"stage": stage.name, "step": stage.begin, "rows": first_rows.described(host, vocabulary)}
-    # A stage that begins again, in a run that went back or was begun anew, takes the place of what there was.
+    # A stage that begins again, after a rollback or in a restarted run, replaces its previous rows.
     keep_rows = lambda content: b"".join(
       line + b"\n"
       for line, earlier_row in _rows(content)
@@ -44,12 +45,12 @@ def note(workdir: epath.Path, stage: Stage, batch: Batch, vocabulary: Any) -> No
     log.add(json.dumps(row).encode() + b"\n")
     log.bring()
     log.close()
-  except Exception as error:  # whatever it is: the run matters more
+  except Exception as error:  # any error: a missing report must not end the run
     console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
 
 
 def read(workdir: epath.Path) -> list[Mapping[str, Any]]:
-  """For each stage its "stage", "step" and "rows", see `first_rows.described`; lines that are none are passed over."""
+  """Returns "stage", "step" and "rows" of each stage, see `first_rows.described`; malformed lines are skipped."""
   return [row for _, row in _rows(logs.read(workdir / NAME))]
 
 

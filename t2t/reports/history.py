@@ -1,4 +1,4 @@
-"""When a run was started, on what, by which command, and how it ended: a line each in its workdir, which lasts."""
+"""History of a run in its workdir: a line for each start, remark and end, with command, versions and devices."""
 
 from collections.abc import Mapping, Sequence
 import datetime
@@ -16,10 +16,10 @@ from t2t.runtime import console, versions
 from t2t.storage import logs
 
 NAME = "history.jsonl"
-START, END, NOTE = "start", "end", "note"  # what a line is of
-FINISHED, STOPPED = "finished", "stopped"  # why a run ended; or what early stopping says
+START, END, NOTE = "start", "end", "note"  # kinds of lines
+FINISHED, STOPPED = "finished", "stopped"  # why a run ended; early stopping writes a sentence instead
 
-# Of an option's name the words that say that its value is nobody's business.
+# Endings of option names with secret values.
 _SECRET = re.compile(r"(^|[._-])(api_?key|key|token|secret|password|passwd|credentials?|auth)$", re.IGNORECASE)
 _TOKEN = re.compile(r"\b(hf_|sk-|gh[pousr]_|ya29\.)[\w.-]{8,}")  # of Hugging Face, OpenAI, GitHub, Google
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # https://USER:PASSWORD@host
@@ -28,7 +28,7 @@ _HIDDEN = "***"
 
 
 def without_secrets(arguments: Sequence[str]) -> str:
-  """A command line with *** in place of what looks like a password or a token.
+  """Returns a command line with *** in place of passwords and tokens.
 
   In:  ["/usr/bin/t2t", "train", "--hf_token=abc", "--config", "tiny"]
   Out: "t2t train --hf_token=*** --config tiny"
@@ -51,7 +51,7 @@ def without_secrets(arguments: Sequence[str]) -> str:
 
 
 def config_name(arguments: Sequence[str]) -> str:
-  """What a command line names after --config; "" where it names none."""
+  """Returns the value of --config in a command line; "" if there is none."""
   for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
     if argument == "--config":
       return following
@@ -61,12 +61,12 @@ def config_name(arguments: Sequence[str]) -> str:
 
 
 def started(workdir: epath.Path, step: int, *, flops_per_step: float | None) -> None:
-  """Notes that a run starts, or goes on; only the first host writes, and nothing fails because it cannot.
+  """Records that a run starts or resumes, on the first host; errors of writing are only logged.
 
   Args:
     workdir: of the run.
     step: that it starts from.
-    flops_per_step: of all devices; None where its stages differ.
+    flops_per_step: of all devices; None if its stages differ.
   """
   if jax.process_index() == 0:
     devices = jax.devices()
@@ -91,15 +91,15 @@ def ended(
   baselines: Sequence[Baseline] = (),
   examples: Sequence[Sequence[tuple[str, str]]] = (),
 ) -> None:
-  """Notes that a run has ended; as `started`.
+  """Records the end of a run; see `started`.
 
   Args:
     workdir: of the run.
     step: the last.
     why: `FINISHED`, `STOPPED`, or a sentence.
     unit: of the loss.
-    baselines: losses of who has learned nothing.
-    examples: lines of each, a label and a text.
+    baselines: losses of models that have learned nothing.
+    examples: samples, each a list of (label, text) lines.
   """
   if jax.process_index() == 0:
     note = {
@@ -113,7 +113,7 @@ def ended(
 
 
 def noted(workdir: epath.Path, step: int, text: str) -> None:
-  """Notes what a run reported of a step; as `started`."""
+  """Records a remark about a step; see `started`."""
   if jax.process_index() == 0:
     _add(workdir, NOTE, {"step": step, "why": text})
 
@@ -125,12 +125,12 @@ def _add(workdir: epath.Path, event: str, note: Mapping[str, Any]) -> None:
     log.add(json.dumps({"event": event, "time": now, **note}).encode() + b"\n")
     log.bring()
     log.close()
-  except Exception as error:  # whatever it is: the run matters more
+  except Exception as error:  # any error: a missing report must not end the run
     console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
 
 
 def read(workdir: epath.Path) -> list[dict[str, Any]]:
-  """What was noted, in order; lines that are none of ours are passed over."""
+  """Returns the notes in order; malformed lines are skipped."""
   notes = []
   for line in logs.read(workdir / NAME).splitlines():
     try:

@@ -1,4 +1,4 @@
-"""A page of HTML that stands by itself: no script, nothing from elsewhere, light or dark as the reader has it."""
+"""Self-contained HTML pages: no scripts, no external resources, light or dark by the reader's preference."""
 
 from collections.abc import Iterable, Sequence
 import html
@@ -8,8 +8,8 @@ from typing import Any
 from t2t.reports import curves
 
 MOST_BYTES = 300_000
-_MOST_ROWS, _MOST_LETTERS, _MOST_OF_TABLE = 200, 1_000, 30_000  # of a table, of a cell, letters of a table
-# Colours have a contrast of at least 4.5 to what they stand on where they are read, 3 where they are seen (WCAG 2.2).
+_MOST_ROWS, _MOST_LETTERS, _MOST_OF_TABLE = 200, 1_000, 30_000  # rows of a table, letters of a cell, letters of a table
+# Contrast to the background is at least 4.5 for text and 3 for graphics (WCAG 2.2).
 _CSS = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--stripe:#f6f8fa;
 --c0:#1f5fa8;--c1:#c8442e;--c2:#2b7a3d;--c3:#8a4fb0;--c4:#9a6700;--c5:#00767a;--c6:#b0357e;--c7:#5c5c5c;
@@ -57,11 +57,11 @@ escaped = html.escape
 
 
 def whole(title: str, parts: Iterable[str]) -> str:
-  """The page of its parts, which are HTML already."""
+  """Returns the page of HTML parts."""
   return (
     '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
     '<meta name="viewport" content="width=device-width,initial-scale=1">'
-    # Whatever a name may have brought in, the page asks nobody for anything.
+    # Blocks all external requests, whatever a name may contain.
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
     f"<title>{escaped(title)}</title><style>{_CSS.strip()}</style></head>\n<body><main>\n"
     + "\n".join(filter(None, parts))
@@ -70,18 +70,18 @@ def whole(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-  """A heading with what stands below it; nothing where that is nothing."""
+  """Returns a heading with its content; "" if the content is empty."""
   filled_parts = [part for part in parts if part]
   return f"<section><h2>{escaped(title)}</h2>\n" + "\n".join(filled_parts) + "</section>" if filled_parts else ""
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
-  """A paragraph of plain text."""
+  """Returns a paragraph of plain text."""
   return f"<p{_SOFT if soft else ''}>{escaped(text)}</p>"
 
 
 def pictures(figures: Sequence[curves.Picture]) -> str:
-  """Pictures side by side, as many as there is room for."""
+  """Returns pictures in a grid, as many side by side as fit."""
   return f'<div class="grid">{"".join(map(_figure, figures))}</div>' if figures else ""
 
 
@@ -102,13 +102,13 @@ def _swatch(colour: str, dashes: str) -> str:
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: bool = False) -> str:
-  """A table whose first column names the rows; nothing where it has no rows.
+  """Returns a table with row names in the first column; "" if it has no rows.
 
   Args:
-    caption: what it is of.
+    caption: of the table.
     columns: their heads.
     rows: a cell for each column.
-    right: whether all cells stand to the right, as numbers do in any case.
+    right: whether to right-align all cells; numbers always are.
   """
   lines, numeric = [], [True] * (len(columns) - 1)
   for name, *cells in rows:
@@ -118,19 +118,19 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
   if not lines:
     return ""
   heads = _heads(columns, numeric)
-  # As many as there is room for, if all are about as long.
+  # As many rows as fit, at the average length.
   half = max(1, min(_MOST_ROWS, int(_MOST_OF_TABLE * len(lines) / len("".join(lines)))) // 2)
   if len(lines) > 2 * half:
     caption += f" (the first and the last {half} of {len(lines):,})"
     lines = [*lines[:half], *lines[-half:]]
   head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
-  # What can be scrolled can be reached by the keyboard.
+  # Scrollable regions must be reachable by keyboard.
   where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
   return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
 def _heads(columns: Sequence[str], numeric: Sequence[bool]) -> str:
-  """Heads of columns; above numbers they stand to the right, as those do."""
+  """Returns the heads of columns, right-aligned above numbers."""
   return "".join(
     f'<th scope="col"{_NUMBER if right else ""}>{escaped(column)}</th>'
     for column, right in zip(columns, (False, *numeric), strict=True)
@@ -140,13 +140,13 @@ def _heads(columns: Sequence[str], numeric: Sequence[bool]) -> str:
 def heat_table(
   caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], heat: Sequence[Sequence[float]]
 ) -> str:
-  """A table of numbers whose cells are coloured; the numbers say all that the colours do.
+  """Returns a table of numbers with coloured cells; the colours only repeat the numbers.
 
   Args:
-    caption: what it is of.
+    caption: of the table.
     columns: their heads.
     rows: a name, and a number for each further column.
-    heat: of each number how much colour its cell has, from 0 to 1.
+    heat: colour of each number's cell, from 0 to 1.
   """
   heads = _heads(columns, [True] * (len(columns) - 1))
   lines = []
@@ -160,20 +160,20 @@ def heat_table(
 
 
 def pairs(items: Iterable[tuple[str, Any]]) -> str:
-  """Names and what they are; nothing where there are none, and those that are "" or None left out."""
+  """Returns a list of names with values, without values "" and None; "" if it is empty."""
   lines = [f"<dt>{escaped(name)}</dt><dd>{_cell(x)}</dd>" for name, x in items if x not in ("", None)]
   return f"<dl>{''.join(lines)}</dl>" if lines else ""
 
 
-# What a piece is -> the class of its colour.
+# Kind of token -> its CSS class.
 KINDS = {"sentinel": "k0", "EOS and the like": "k1", "masked": "k2", "unknown": "k3", "next example": "k4"}
 
 
 def pieces(text_pieces: Iterable[tuple[str, str, bool]]) -> str:
-  """Pieces of text one after another, each behind a line; those whose loss counts are underlined.
+  """Returns tokens of a text, separated by lines; tokens that count in the loss are underlined.
 
   Args:
-    text_pieces: of each its text, what it is, a key of `KINDS` or "", and whether it counts.
+    text_pieces: text, kind (a key of `KINDS` or ""), and whether the token counts.
   """
   parts = []
   for text, kind, counts in text_pieces:
@@ -183,7 +183,7 @@ def pieces(text_pieces: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def folded(title: str, *parts: str) -> str:
-  """What is read when its title is chosen; nothing where that is nothing."""
+  """Returns a collapsible section; "" if the content is empty."""
   content = "".join(parts)
   return f"<details><summary>{escaped(title)}</summary>{content}</details>" if content else ""
 
@@ -193,7 +193,7 @@ def _is_number(value: Any) -> bool:
 
 
 def number(value: float) -> str:
-  """With as many digits as are read."""
+  """Formats a number with as many digits as are useful."""
   return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""What stands in a workdir: metrics, config, history; and which folders are workdirs."""
+"""Reads the files of a workdir: metrics, config, history; and finds workdirs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -23,26 +23,27 @@ from t2t.training.callbacks import nan_policy
 METRICS, CONFIG = metric_writers.METRICS, "config.json"
 RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
 _PART_OF_RUN = {manager.CHECKPOINTS, manager.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES}
-_FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a bucket does not say which is one
+_FILE = re.compile(r"\.[a-z]+\d*$")  # extension of a file, where a bucket does not distinguish files from folders
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-  """A run, as far as its workdir tells.
+  """A run as recorded in its workdir.
 
-  path: of the workdir.
-  metrics: name -> step -> value.
-  config: as config.json has it; {} where there is none.
-  history: see `history.read`.
-  checkpoints: steps that are kept.
-  turns: (checkpoint, step) where it has gone back from a step.
-  bad_batches: names of files.
-  samples: step -> what the model made of held-out texts, of each a few lines of a label and a text.
-  first_rows: what it was given first, see `first_batches.read`.
-  classes: how well each class was predicted, see `class_files.read`.
-  damaged: lines of metrics.jsonl that are no rows.
-  state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD`, of one in a bucket that runs or was killed.
-  written: when metrics were last written; None: not known.
+  Attributes:
+    path: of the workdir.
+    metrics: name -> step -> value.
+    config: of config.json; {} if it is missing.
+    history: see `history.read`.
+    checkpoints: steps that are kept.
+    turns: (checkpoint, step) of each rollback from a step.
+    bad_batches: names of files.
+    samples: step -> predictions on held-out texts, each a list of (label, text) lines.
+    first_rows: first training rows, see `first_batches.read`.
+    classes: per-class scores, see `class_files.read`.
+    damaged: number of invalid lines in metrics.jsonl.
+    state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD` for a run in a bucket that runs or was killed.
+    written: time of the last write of metrics; None if unknown.
   """
 
   path: epath.Path
@@ -61,34 +62,33 @@ class RecordedRun:
 
   @property
   def name(self) -> str:
-    """Of the workdir."""
     return self.path.name or str(self.path)
 
   @property
   def step(self) -> int:
-    """The last that anything is known of."""
-    noted = [note["step"] for note in self.history[-1:]]  # those before may be of a run that was begun anew
+    """The last step with any record."""
+    noted = [note["step"] for note in self.history[-1:]]  # earlier notes may belong to a previous run in the workdir
     return max([0, *noted, *self.checkpoints, *(step for values in self.metrics.values() for step in values)])
 
   @property
   def steps(self) -> int | None:
-    """Those that it is to have; None: its config does not say."""
+    """Planned number of steps; None if the config does not set it."""
     num_steps = flat(self.config).get("train.steps")
     return num_steps if isinstance(num_steps, int) else None
 
   def last(self, name: str) -> float | None:
-    """The last value of a metric."""
+    """Returns the last value of a metric."""
     values = self.metrics.get(name)
     return next(reversed(values.values())) if values else None
 
   @functools.cached_property
   def config_name(self) -> str:
-    """What the command named; "" where nothing says so."""
+    """Config name in the command; "" if unknown."""
     return next((note["config"] for note in reversed(self.history) if note.get("config")), "")
 
   @functools.cached_property
   def stages(self) -> Sequence[stages.Stage]:
-    """Its stages; none where the config cannot be read by this version."""
+    """Stages of the run; () if this version cannot read the config."""
     try:
       return stages.of(records(saved_config(self.config))) if self.config else ()
     except (UserError, KeyError, TypeError, ValueError, AttributeError):
@@ -96,9 +96,9 @@ class RecordedRun:
 
   @functools.cached_property
   def preset(self) -> str:
-    """The shipped config that its own is nearest to: the one that was named, if it is one.
+    """The shipped config of the command, or else the one with the fewest differences.
 
-    A file that was named is not looked at: it would be run, and whoever wrote the workdir may have named any.
+    A config file of the command is not read, because reading executes it, and the workdir may come from another person.
     """
     if self.config_name in config_names():
       return self.config_name
@@ -107,19 +107,19 @@ class RecordedRun:
     return min(config_names(), key=lambda name: len(differences(self.config, _preset(name) or {})))
 
   def changes(self) -> dict[str, tuple[Any, Any]]:
-    """Key -> (here, in the preset), where they differ; None: it is not there."""
+    """Returns key -> (value here, value in the preset) for differences; None for a missing key."""
     return differences(self.config, _preset(self.preset) or {}) if self.config else {}
 
 
 def differences(config: Mapping[str, Any], other_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """Key, "train.steps" -> its values in two configs, where they differ."""
+  """Returns key ("train.steps") -> its values in two configs, for differences."""
   a, b = flat(config), flat(other_config)
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 
 @functools.cache
 def _preset(name: str) -> dict[str, Any] | None:
-  """A config by its name, in the form of config.json; None: this version has none that can be read."""
+  """Returns a config by name, in the form of config.json; None if this version cannot read it."""
   try:
     config = load_config(name)
     return json.loads(json.dumps(records(ml_collections.ConfigDict(config)).to_dict()))
@@ -128,20 +128,20 @@ def _preset(name: str) -> dict[str, Any] | None:
 
 
 def read(path: str, *, state: str = "") -> RecordedRun:
-  """The run of a workdir.
+  """Reads the run of a workdir.
 
   Args:
     path: local or gs://.
-    state: where the caller knows it better than the folder.
+    state: overrides the state found in the folder.
 
   Raises:
-    UserError: it is no workdir; says what was found there.
+    UserError: not a workdir; with the content of the folder.
   """
   gcs.check(path, where="")
   folder = gcs.absolute(path)
   names = gcs.names(folder, where=path)
   if not is_run(names):
-    raise UserError(f"{path}: {_what_is_there(folder, names)}; give a folder that `t2t train --workdir` wrote to")
+    raise UserError(f"{path}: {_what_is_there(folder, names)}. Give a folder that `t2t train --workdir` wrote to")
   try:
     return _read(folder, names, state)
   except OSError as error:
@@ -152,7 +152,7 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> RecordedRun:
   content = logs.read(folder / METRICS) if METRICS in names else b""
   try:
     turns = [tuple(turn) for turn in rollback.turns(folder)] if rollback.NAME in names else []
-  except UserError:  # a report is no place to fail because of it
+  except UserError:  # a report must not fail because of it
     turns = []
   run = RecordedRun(
     path=folder,
@@ -196,19 +196,19 @@ def _written(path: epath.Path) -> datetime.datetime | None:
 
 
 def is_run(names: Sequence[str]) -> bool:
-  """Whether a folder with these names is a workdir: something was measured there, or has begun."""
+  """Returns True if a folder with these names is a workdir: it has metrics, history, or config and checkpoints."""
   return METRICS in names or history.NAME in names or (CONFIG in names and manager.CHECKPOINTS in names)
 
 
 def _what_is_there(folder: epath.Path, names: Sequence[str]) -> str:
   if not names:
-    return "is empty, or not there"
+    return "is empty or does not exist"
   if folder.name == manager.CHECKPOINTS or all(name.isdigit() for name in names):
     return f"is a run's folder of checkpoints; the run is {folder.parent}"
   below = [child.name for child in find(folder, deep=1)]
   if below:
-    return f"is no run itself; there are runs in it: {_some(below)}"
-  return f"is no run: neither {METRICS} nor {history.NAME} is there, but {_some(names)}"
+    return f"is not a run, but contains runs: {_some(below)}"
+  return f"is not a run: it has neither {METRICS} nor {history.NAME}, but {_some(names)}"
 
 
 def _some(names: Sequence[str], *, most: int = 5) -> str:
@@ -216,18 +216,18 @@ def _some(names: Sequence[str], *, most: int = 5) -> str:
 
 
 def find(folder: epath.Path, *, deep: int = 2) -> Iterator[epath.Path]:
-  """Workdirs in a folder, the folder itself among them, and in those below it.
+  """Yields workdirs in a folder, including the folder itself, and in its subfolders.
 
   Args:
     folder: local or gs://.
-    deep: how many folders below it are looked into, one within the other.
+    deep: levels of subfolders to search.
 
   Raises:
     UserError: a bucket cannot be listed.
   """
   try:
     names = gcs.names(folder, where=str(folder))
-  except OSError:  # somebody else's folder
+  except OSError:  # a folder without read permission
     return
   if is_run(names):
     yield folder

@@ -1,4 +1,4 @@
-"""The texts of a run's report: what the model made of the same held-out text as it learned, and what it was given."""
+"""Texts in a run's report: predictions on the same held-out examples over training, and the first training rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 from t2t.reports import page
 from t2t.reports import run as runs
 
-_SHOWN = 160  # letters of what was made, of each step; the last is shown whole
-# Of a feature, for people.
+_SHOWN = 160  # characters of each step's prediction; the last is complete
+# Feature -> its name on the page.
 _FEATURES = {
-  "encoder_input_tokens": "read by the encoder",
-  "encoder_target_tokens": "what stood there",
-  "decoder_target_tokens": "to be written by the decoder",
+  "encoder_input_tokens": "input of the encoder",
+  "encoder_target_tokens": "original tokens",
+  "decoder_target_tokens": "target of the decoder",
 }
 
 
 def examples(run: runs.RecordedRun, *, most: int = 20) -> Iterator[str]:
-  """Each of the last samples, and what was made of the same text before.
+  """Yields each of the last samples with earlier predictions on the same input.
 
   Args:
-    run: whose samples.jsonl says it; of one without, what it has noted at its end is shown alone.
-    most: steps that are shown of each; of more, the first, the last and some between.
+    run: with samples.jsonl; otherwise only the samples at its end are shown.
+    most: maximum of steps per sample: the first, the last and some between.
   """
   last = run.samples[max(run.samples)] if run.samples else _noted(run)
   for number, lines in enumerate(last, start=1):
@@ -30,7 +30,7 @@ def examples(run: runs.RecordedRun, *, most: int = 20) -> Iterator[str]:
       rows = [
         (step, text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...") for step, text in _some(predictions, most)
       ]
-      yield page.table(f"What the model made of the input of example {number}", ("step", "prediction"), rows)
+      yield page.table(f"Predictions on the input of example {number}", ("step", "prediction"), rows)
 
 
 def _noted(run: runs.RecordedRun) -> list[list[tuple[str, str]]]:
@@ -39,7 +39,7 @@ def _noted(run: runs.RecordedRun) -> list[list[tuple[str, str]]]:
   for lines in noted_examples if isinstance(noted_examples, list) else []:
     try:
       noted.append([(str(label), str(text)) for label, text in lines])
-    except (TypeError, ValueError):  # none of ours
+    except (TypeError, ValueError):  # malformed
       continue
   return noted
 
@@ -49,7 +49,7 @@ def _text(lines: Sequence[tuple[str, str]], wanted: str) -> str | None:
 
 
 def _predictions(run: runs.RecordedRun, input_text: str | None) -> dict[int, str]:
-  """Step -> what was made of this input; stages may have others."""
+  """Returns step -> prediction on this input; stages may have other inputs."""
   return {
     step: _text(lines, "prediction") or "(empty)"
     for step, samples in run.samples.items()
@@ -59,7 +59,7 @@ def _predictions(run: runs.RecordedRun, input_text: str | None) -> dict[int, str
 
 
 def _some(predictions: Mapping[int, str], most: int) -> list[tuple[int, str]]:
-  """At most so many, the first and the last among them."""
+  """Returns at most `most` of them, including the first and the last."""
   items, most = list(predictions.items()), max(2, most)
   if len(items) <= most:
     return items
@@ -67,11 +67,11 @@ def _some(predictions: Mapping[int, str], most: int) -> list[tuple[int, str]]:
 
 
 def first_rows(run: runs.RecordedRun) -> Iterator[str]:
-  """The first rows of the first batch of each stage, piece by piece."""
+  """Yields the first rows of the first batch of each stage, token by token."""
   if not run.first_rows:
     return
   yield page.paragraph(
-    "The first rows of the first batch, piece by piece; the loss is of what is underlined.", soft=True
+    "The first rows of the first batch, token by token; underlined tokens count in the loss.", soft=True
   )
   for batch_record in run.first_rows:
     if batch_record["stage"]:

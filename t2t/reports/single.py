@@ -11,25 +11,25 @@ from t2t.reports import run as runs
 from t2t.runtime import amounts, versions
 
 UNIT = "nats per target token"
-NOT_TASKS = ("loss", "accuracy", "z_loss")  # what else than tasks is measured of held-out text
-# Title, with its unit -> the metrics that it shows, by what they begin with or are.
+NOT_TASKS = ("loss", "accuracy", "z_loss")  # metrics of held-out text that are not tasks
+# Title with its unit -> the metrics of the picture, by name or prefix.
 _OTHERS = {
   "Accuracy": ("train/accuracy", "eval/accuracy"),
-  "Tokens a second": ("train/tokens_per_second",),
-  "Share of the time spent waiting for input": ("train/input_wait_average",),
-  "Norm of the gradient": ("train/grad_norm",),
+  "Tokens per second": ("train/tokens_per_second",),
+  "Fraction of time waiting for input": ("train/input_wait_average",),
+  "Gradient norm": ("train/grad_norm",),
   "Learning rate": ("train/learning_rate",),
-  "Norm of the parameters": ("train/param_norm",),
-  "Share of the peak FLOPs (MFU)": ("train/mfu",),
-  "Updates left out": ("train/skipped",),
-  "Memory of a device, the most so far, bytes": ("train/device_memory_peak",),
-  "Memory of the host, bytes": ("train/host_memory",),
+  "Parameter norm": ("train/param_norm",),
+  "Fraction of peak FLOPs (MFU)": ("train/mfu",),
+  "Skipped updates": ("train/skipped",),
+  "Peak device memory, bytes": ("train/device_memory_peak",),
+  "Host memory, bytes": ("train/host_memory",),
 }
 _EXACT = (
   "Learning rate",
-  "Updates left out",
-  "Memory of a device, the most so far, bytes",
-  "Memory of the host, bytes",
+  "Skipped updates",
+  "Peak device memory, bytes",
+  "Host memory, bytes",
 )
 _HIDDEN = {
   "train/loss",
@@ -39,13 +39,13 @@ _HIDDEN = {
   "train/steps_per_second",
   "train/input_wait",
 }
-# Points of a curve and number of pictures, until a page is small enough.
+# Points per curve and number of pictures, reduced until the page is small enough.
 _ROOM = ((curves.POINTS, 40), (200, 40), (80, 24), (30, 12))
 _MOST_TASKS, _MOST_OTHERS = 12, 8  # pictures; the tables have all
 
 
 def html(run: runs.RecordedRun) -> str:
-  """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points and fewer curves."""
+  """Returns the page, with fewer points and curves if it would exceed `page.MOST_BYTES`."""
   for points, most in _ROOM:
     text = _html(run, points, most)
     if len(text.encode()) < page.MOST_BYTES:
@@ -64,8 +64,8 @@ def _html(run: runs.RecordedRun, points: int, most: int) -> str:
     page.section("Curves", page.pictures(pictures)),
     page.section("Held-out loss by source", _by_source(run)),
     page.section("Tasks", _tasks(run), *confusion.parts(run.classes)),
-    page.section("Examples, held out", *samples.examples(run, most=points // 25)),
-    page.section("What the model is given", *samples.first_rows(run)),
+    page.section("Held-out examples", *samples.examples(run, most=points // 25)),
+    page.section("First training rows", *samples.first_rows(run)),
     page.section("Config", _config(run)),
     page.section("History", _history(run), _starts(run)),
     footer(),
@@ -74,7 +74,7 @@ def _html(run: runs.RecordedRun, points: int, most: int) -> str:
 
 
 def headline(run: runs.RecordedRun) -> str:
-  """'tiny: step 40 of 40, held-out loss 5.449'."""
+  """Returns a title such as "tiny: step 40 of 40, held-out loss 5.449"."""
   of = f" of {run.steps:,}" if run.steps else ""
   loss = run.last("eval/loss")
   loss_text = "no held-out loss yet" if loss is None else f"held-out loss {loss:.4f}"
@@ -83,7 +83,7 @@ def headline(run: runs.RecordedRun) -> str:
 
 
 def footer() -> str:
-  """When the page was written, and by what."""
+  """Returns the time of writing and the versions."""
   now = datetime.datetime.now(datetime.UTC)
   return f"<footer>{page.paragraph(f'Written {now:%Y-%m-%d %H:%M} UTC by {versions.line()}.', soft=True)}</footer>"
 
@@ -104,7 +104,7 @@ def _facts(run: runs.RecordedRun) -> Iterator[tuple[str, Any]]:
   yield "tokens", f"about {amounts.compact_count(tokens)}" if tokens else None
   yield "time in steps", f"about {amounts.duration(seconds)}" if seconds else None
   waited = run.last("train/input_wait_average")
-  yield "waiting for input", None if waited is None else f"{waited:.1%} of the time, of the last steps"
+  yield "waiting for input", None if waited is None else f"{waited:.1%} of the time, in the last steps"
   peak = run.last("train/device_memory_peak")
   yield "memory", None if peak is None else f"{amounts.nbytes(peak)} of a device at most"
   host_memory = run.metrics.get("train/host_memory", {}).values()
@@ -115,12 +115,12 @@ def _facts(run: runs.RecordedRun) -> Iterator[tuple[str, Any]]:
 
 def _remarks(run: runs.RecordedRun) -> Iterator[str]:
   if not run.metrics:
-    yield f"Nothing has been measured yet: {runs.METRICS} has no rows, or is not there."
+    yield f"No metrics yet: {runs.METRICS} is empty or missing."
   yield from _notes(run)
   if run.damaged:
-    yield f"{run.damaged} lines of {runs.METRICS} are damaged, and left out."
+    yield f"{run.damaged} lines of {runs.METRICS} are damaged and left out."
   if not run.config:
-    yield f"There is no {runs.CONFIG} that can be read."
+    yield f"{runs.CONFIG} is missing or cannot be read."
 
 
 def _notes(run: runs.RecordedRun) -> list[str]:
@@ -135,13 +135,13 @@ def _notes(run: runs.RecordedRun) -> list[str]:
 
 
 def unit_of(run: runs.RecordedRun) -> str:
-  """What its loss is in."""
+  """Returns the unit of the loss."""
   unit = next((note["unit"] for note in reversed(run.history) if isinstance(note.get("unit"), str)), UNIT)
   return unit or UNIT
 
 
 def baselines(run: runs.RecordedRun) -> list[Baseline]:
-  """Losses of who has learned nothing, as the last end has noted them."""
+  """Returns the losses of models that have learned nothing, from the last end of the run."""
   noted = next((note["baselines"] for note in reversed(run.history) if note.get("baselines")), [])
   try:
     return [Baseline(str(name), float(loss), str(knows)) for name, loss, knows in noted]
@@ -150,12 +150,12 @@ def baselines(run: runs.RecordedRun) -> list[Baseline]:
 
 
 def total(run: runs.RecordedRun, name: str) -> float:
-  """About the sum over all steps of what is measured of some."""
+  """Estimates the sum of a metric over all steps from the logged steps."""
   return next(reversed(running(run, name).values()), 0.0)
 
 
 def running(run: runs.RecordedRun, name: str) -> dict[int, float]:
-  """Step -> about the sum over the steps up to it of what is measured of some: each stands for those before it."""
+  """Returns step -> estimated sum of a metric up to it; a logged value counts for the steps since the previous one."""
   sums, sum_, before = {}, 0.0, 0
   for step, value in run.metrics.get(name, {}).items():
     sum_ += value * (step - before)
@@ -164,31 +164,31 @@ def running(run: runs.RecordedRun, name: str) -> dict[int, float]:
 
 
 def _of(run: runs.RecordedRun, prefix: str) -> dict[str, dict[float, float]]:
-  """Metrics that begin so, by the rest of their names."""
+  """Returns metrics with a prefix, by the rest of their names."""
   by_name = {name.removeprefix(prefix): curves.finite(x) for name, x in run.metrics.items() if name.startswith(prefix)}
   return {name: values for name, values in by_name.items() if values}
 
 
 def by_source(run: runs.RecordedRun) -> dict[str, dict[float, float]]:
-  """Source -> step -> held-out loss."""
+  """Returns source -> step -> held-out loss."""
   return _of(run, "eval/loss/")
 
 
 def by_task(run: runs.RecordedRun) -> dict[str, dict[str, dict[float, float]]]:
-  """Task -> metric -> step -> value."""
+  """Returns task -> metric -> step -> value."""
   tasks: dict[str, dict[str, dict[float, float]]] = {}
   for name, values in _of(run, "eval/").items():
     task, slash, metric = name.rpartition("/")
     if slash and not name.startswith("loss/"):
       tasks.setdefault(task, {})[metric] = values
   for metrics in tasks.values():
-    if len(metrics) == 2:  # the score is the mean of the others, and here it is the other
+    if len(metrics) == 2:  # with a single other metric, the score repeats it
       metrics.pop("score", None)
   return tasks
 
 
 def curves_of(run: runs.RecordedRun, points: int) -> list[curves.Picture]:
-  """All that has been measured, the loss first."""
+  """Returns step -> estimated sum of a metric up to it; logged values also count for the steps before them."""
   pictures = []
   line = lambda title, series, noisy=False: curves.lines(title, series, run=run.stages, points=points, noisy=noisy)
   train, held_out = (curves.finite(run.metrics.get(name, {})) for name in ("train/loss", "eval/loss"))
@@ -200,9 +200,9 @@ def curves_of(run: runs.RecordedRun, points: int) -> list[curves.Picture]:
   tasks = list(by_task(run).items())
   pictures += [line(f"Task {task}", metrics) for task, metrics in tasks[:_MOST_TASKS]]
   if epochs := _of(run, "train/epoch/"):
-    pictures.append(line("Passes over each source", epochs))
+    pictures.append(line("Epochs of each source", epochs))
   if distances := _of(run, "train/distance/"):
-    pictures.append(line("Distance to where parameters began", distances))
+    pictures.append(line("Distance from initial parameters", distances))
   shown = set(_HIDDEN)
   for title, names in _OTHERS.items():
     series = {_PLACES[name.partition("/")[0]]: curves.finite(run.metrics.get(name, {})) for name in names}
@@ -220,7 +220,7 @@ def curves_of(run: runs.RecordedRun, points: int) -> list[curves.Picture]:
 
 
 def _is_grouped(name: str) -> bool:
-  """Whether a metric is in a picture of several, of sources or of a task."""
+  """Returns True for a metric that is part of a picture of sources or of a task."""
   prefix, _, metric = name.partition("/")
   return prefix not in _PLACES or ("/" in metric and (prefix == "eval" or metric.startswith(("epoch/", "distance/"))))
 
@@ -248,17 +248,17 @@ def _tasks(run: runs.RecordedRun) -> str:
 
 
 def value_of(value: Any) -> str:
-  """A config's value as it is typed."""
+  """Formats a config value as on the command line."""
   return "-" if value is None else value if isinstance(value, str) and value else json.dumps(value)
 
 
 def _config(run: runs.RecordedRun) -> str:
   changes = run.changes()
   if not changes:
-    return page.paragraph(f"As {run.preset} has it.") if run.preset else ""
+    return page.paragraph(f"As in {run.preset}.") if run.preset else ""
   rows = [(f"config.{key}", value_of(here), value_of(there)) for key, (here, there) in changes.items()]
-  preset = run.preset if run.preset == run.config_name else f"{run.preset}, the nearest of those that come with t2t"
-  return page.table(f"What differs from {preset}", ("key", "this run", run.preset), rows)
+  preset = run.preset if run.preset == run.config_name else f"{run.preset}, the nearest shipped config"
+  return page.table(f"Differences from {preset}", ("key", "this run", run.preset), rows)
 
 
 def _history(run: runs.RecordedRun) -> str:
@@ -270,17 +270,17 @@ def _history(run: runs.RecordedRun) -> str:
       event = note["why"]
     rows.append((when(note["time"]), event, note["step"]))
   for begin, end in run.turns:
-    rows.append(("", f"went back to step {begin}, and passed over {end - begin} batches", end))
-  rows += [("", f"a batch went wrong, and is in bad_batches/{name}", None) for name in run.bad_batches]
+    rows.append(("", f"rolled back to step {begin} and skipped {end - begin} batches", end))
+  rows += [("", f"a bad batch was saved to bad_batches/{name}", None) for name in run.bad_batches]
   skipped = run.last("train/skipped")
   if skipped:
-    rows.append(("", f"{skipped:.0f} updates were left out so far", None))
-  rows += [("", "saved, and kept", step) for step in run.checkpoints]
+    rows.append(("", f"{skipped:.0f} updates were skipped so far", None))
+  rows += [("", "checkpoint saved and kept", step) for step in run.checkpoints]
   return page.table("What happened", ("time (UTC)", "what", "step"), rows)
 
 
 def when(time: str) -> str:
-  """An ISO time as people read it."""
+  """Formats an ISO time for people."""
   return time.partition("+")[0].replace("T", " ")
 
 
@@ -290,4 +290,4 @@ def _starts(run: runs.RecordedRun) -> str:
     (when(start["time"]), start["t2t"], start["devices"], str(start.get("hosts", "")), start["command"])
     for start in starts
   ]
-  return page.table("On what it ran", ("start (UTC)", "versions", "devices", "hosts", "command"), rows)
+  return page.table("Hardware and versions", ("start (UTC)", "versions", "devices", "hosts", "command"), rows)

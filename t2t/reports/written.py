@@ -1,4 +1,4 @@
-"""The report that every run leaves in its workdir, at its end and where it is stopped."""
+"""Writes the report of a run to its workdir when the run ends or stops."""
 
 import sys
 
@@ -14,7 +14,7 @@ NAME = "report.html"
 
 
 def write(path: epath.Path, text: str) -> None:
-  """Writes a page, local or in a bucket, whole or not at all.
+  """Writes a page atomically, local or in a bucket.
 
   Raises:
     OSError: it cannot be written.
@@ -24,17 +24,17 @@ def write(path: epath.Path, text: str) -> None:
 
 
 def at_end(workdir: epath.Path, *, ends: bool) -> None:
-  """Writes the report of a run that has come to an end, and prints where; whatever goes wrong is told, and no more.
+  """Writes the report at the end of a run, and prints its path; errors are only logged.
 
   Args:
     workdir: of the run; the first host writes.
-    ends: whether the run itself has: it still holds its workdir.
+    ends: whether the run has finished; its workdir is still locked.
   """
   if jax.process_index() != 0:
     return
   try:
     write(workdir / NAME, single.html(runs.read(str(workdir), state=runs.FINISHED if ends else runs.STOPPED)))
-  except Exception as error:  # the run has done its work
-    console.tell(f"{workdir / NAME}: could not be written ({error}); `t2t report {workdir}` tries again")
+  except Exception as error:  # the run itself has succeeded
+    console.tell(f"{workdir / NAME}: could not be written ({error}). Run `t2t report {workdir}` to try again")
     return
   console.tell(f"{'report':<15}{workdir / NAME}", file=sys.stdout)

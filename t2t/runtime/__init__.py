@@ -1,1 +1,1 @@
-"""What a run needs of its machine and of the other processes: memory, flags, folders, messages, the end."""
+"""Runtime environment of a run: memory, XLA flags, folders, messages, signals and other processes."""

@@ -1,4 +1,4 @@
-"""The user's cache folder: what is slow to compute and can be computed again at any time."""
+"""The user's cache folder, for results that are slow to compute and can be recomputed."""
 
 import contextlib
 import os
@@ -9,22 +9,22 @@ import zlib
 
 
 def cache_dir() -> pathlib.Path:
-  """T2T_CACHE_DIR, else XDG_CACHE_HOME/t2t, else ~/.cache/t2t.  It may not exist yet."""
+  """Returns T2T_CACHE_DIR, else XDG_CACHE_HOME/t2t, else ~/.cache/t2t; it may not exist yet."""
   if os.environ.get("T2T_CACHE_DIR"):
     return pathlib.Path(os.environ["T2T_CACHE_DIR"])
   return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "t2t"
 
 
 def write_atomically(path: pathlib.Path, content: bytes, *, durable: bool = False) -> None:
-  """Writes a file whole or not at all: a reader, or another process that writes the same, never sees a part.
+  """Writes a file atomically, so that other processes never see a partial file.
 
   Args:
     path: of the file.
     content: all of it.
-    durable: waits until the disk has it, so that a loss of power leaves no part either.
+    durable: waits for the disk, so that a power loss leaves no partial file either.
 
   Raises:
-    OSError: the folder cannot be made or written.
+    OSError: the folder cannot be created or written.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -34,7 +34,7 @@ def write_atomically(path: pathlib.Path, content: bytes, *, durable: bool = Fals
       if durable:
         file.flush()
         os.fsync(file.fileno())
-    # mkstemp makes files that only their owner reads; this one is like any other.
+    # mkstemp makes files readable only by their owner.
     os.chmod(temporary, 0o644)
     os.replace(temporary, path)
   except BaseException:
@@ -43,7 +43,7 @@ def write_atomically(path: pathlib.Path, content: bytes, *, durable: bool = Fals
 
 
 def processor() -> str:
-  """A name for this machine's kind of processor: what is compiled for one may not run on another.
+  """Returns a name for this machine's processor type, because programs compiled for one may not run on another.
 
   Out: "x86_64-1c291ca3"
   """

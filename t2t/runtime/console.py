@@ -1,4 +1,4 @@
-"""What a person is told, mostly on standard error, which a terminal or a program reads as long as it likes."""
+"""Messages to the user, mostly on standard error, which may be closed at any time."""
 
 from collections.abc import Iterator
 import contextlib
@@ -9,43 +9,43 @@ import sys
 import textwrap
 from typing import TextIO
 
-_GONE = (errno.EPIPE, errno.EIO)  # the reader has ended, or the terminal is closed
+_GONE = (errno.EPIPE, errno.EIO)  # the reader has exited, or the terminal is closed
 
 
 @contextlib.contextmanager
 def unheeded(number: int = 2) -> Iterator[None]:
-  """In the block nothing fails because nobody reads what is told, or because there is no room for it.
+  """Ignores errors of writing messages in the block, such as a closed terminal or a full disk.
 
-  Work goes on, and machines that cost money are looked after: neither may end with an ssh connection.
+  Neither training nor the supervision of paid machines may end because an ssh connection closes.
 
   Args:
-    number: of the file that is told to: standard error, or 1, standard output.
+    number: file descriptor of the messages: 2 for standard error, 1 for standard output.
   """
   try:
     yield
   except OSError as error:
-    if error.errno in _GONE:  # nor may what is still to be told, at exit
+    if error.errno in _GONE:  # also silences messages at exit
       with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def tell(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-  """Prints it, if that can be done.
+  """Prints a message, and ignores errors of writing it.
 
   Args:
-    text: in words.
-    end: what stands behind it.
-    file: standard output in place of standard error.
+    text: the message.
+    end: printed after it.
+    file: for example standard output, in place of standard error.
   """
   with unheeded(2 if file is None else 1):
     print(text, end=end, file=file or sys.stderr, flush=True)
 
 
 def told_of(error: object) -> None:
-  """Tells of an error, on a terminal in lines that it has room for.
+  """Prints an error, wrapped to the width of the terminal.
 
   Args:
-    error: its text, whose lines that are indented are to be pasted, and stay as they are.
+    error: the error or its text; indented lines are commands to paste, and are not wrapped.
   """
   width = 0
   with contextlib.suppress(OSError, ValueError):
@@ -57,7 +57,7 @@ _COMMAND = re.compile(r"`[^`]*`")
 
 
 def wrapped(line: str, width: int) -> str:
-  """In lines of at most so many columns, if its words allow it; neither a word nor a `command` is broken."""
+  """Wraps a line to `width` columns without breaking a word or a `command`."""
   if line.startswith(" "):
     return line
   glued = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), line)

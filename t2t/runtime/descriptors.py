@@ -1,4 +1,4 @@
-"""How many files a process may have open: data, checkpoints and buckets take many at once."""
+"""Limit of open files: data, checkpoints and buckets open many files at once."""
 
 import resource
 
@@ -8,10 +8,10 @@ NEEDED, _ENOUGH = 256, 65536
 
 
 def allow() -> None:
-  """Lets this process have as many as it may let itself have: shells begin with 1,024 or less.
+  """Raises this process's limit of open files to its maximum; shells start with 1,024 or fewer.
 
   Raises:
-    UserError: that is too few.
+    UserError: the maximum is too low.
   """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   most = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
@@ -19,6 +19,6 @@ def allow() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
   if most < NEEDED:
     raise UserError(
-      f"a process may have {most} files open here, and training takes up to {NEEDED}: give it more, with"
-      " `ulimit -n 4096` in the shell that starts it, or what the machine's administrator sets"
+      f"a process can open {most} files here, but training opens up to {NEEDED}. Run `ulimit -n 4096` in the "
+      "shell that starts it, or ask the machine's administrator for a higher limit"
     )

@@ -1,6 +1,6 @@
-"""What this machine has of what t2t needs: one finding for each, with a remedy where something is amiss.
+"""Checks the machine for everything that t2t needs; each finding of a problem has a remedy.
 
-Secrets are looked for, never read out: a finding says whether there is one.
+Credentials are only checked for presence, never printed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,26 +23,26 @@ FINE, MISSING, WRONG = "ok", "-", "!"
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow", "tensorflow-text", "seqio")
 _PACKAGES += ("tensorflow-datasets", "sentencepiece", "tokenizers", "ml-collections")
-# Extra -> a module that it brings, and what for.
+# Extra -> a module that it installs, and its purpose.
 EXTRAS = {
   "tpu": ("libtpu", "TPUs, and `t2t plan` for TPUs from any machine"),
   "gpu": ("jax_plugins.xla_cuda13", "NVIDIA GPUs"),
-  "quantization": ("qwix", "products of 8 bits"),
+  "quantization": ("qwix", "8-bit matrix products"),
   "tokamax": ("tokamax", "attention kernels on GPUs"),
   "serve": ("uvicorn", "`t2t infer --server`"),
   "cache": ("apache_beam", "`t2t cache`"),
-  "wandb": ("wandb", "numbers to Weights & Biases"),
-  "trackio": ("trackio", "numbers to Trackio"),
-  "mlflow": ("mlflow", "numbers to MLflow"),
+  "wandb": ("wandb", "metrics in Weights & Biases"),
+  "trackio": ("trackio", "metrics in Trackio"),
+  "mlflow": ("mlflow", "metrics in MLflow"),
 }
 _TOOLS = {
   "gcloud": "launch tpu-vm, gke",
   "kubectl": "launch gke",
   "sbatch": "launch slurm",
-  "git": "which commit a run is of",
+  "git": "the commit of a run",
 }
-_LEAST_MEMORY, _LEAST_DISK = 8e9, 10e9  # bytes: of a small model and its input; of an environment or some checkpoints
-# How a process of its own finds the devices: one that another process holds may keep it waiting for ever.
+_LEAST_MEMORY, _LEAST_DISK = 8e9, 10e9  # bytes: for a small model and its input; for an environment or some checkpoints
+# Devices are searched in a separate process, because one that another process holds may block forever.
 _DEVICES = (
   "import jax, json; print(json.dumps([[d.platform, d.device_kind,"
   " (d.memory_stats() or {}).get('bytes_limit', 0)] for d in jax.local_devices()]))"
@@ -52,11 +52,12 @@ _SECONDS = 120
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """One thing that was looked at.
+  """Result of one check.
 
-  state: `FINE`; `MISSING`, of what one may do without; `WRONG`.
-  name, found: what it is, and what of it is there.
-  remedy: what to do, where something is amiss.
+  Attributes:
+    state: `FINE`; `MISSING` for optional things; `WRONG`.
+    name, found: the subject, and what was found.
+    remedy: what to do about a problem.
   """
 
   state: str
@@ -66,7 +67,7 @@ class Finding:
 
 
 def everything() -> Iterator[tuple[str, list[Finding]]]:
-  """Each kind of thing with what was found of it, one after another as they are looked at."""
+  """Yields each category with its findings, as they are checked."""
   yield "versions", [Finding(FINE, "t2t", versions.line()), *_packages()]
   yield "devices", list(_devices())
   yield "memory and disk", list(_room())
@@ -75,7 +76,7 @@ def everything() -> Iterator[tuple[str, list[Finding]]]:
 
 
 def _packages() -> Iterator[Finding]:
-  """Those that matter most, and any that is not of the versions that t2t asks for."""
+  """Yields the main packages, and any package with a version that t2t does not support."""
   requirements = _asked()
   installed = {name: versions.of(name) for name in _PACKAGES}
   yield Finding(FINE, "packages", ", ".join(f"{name} {number}" for name, number in installed.items() if number))
@@ -87,7 +88,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _asked() -> dict[str, tuple[str, Callable[[str], bool]]]:
-  """What t2t itself needs: distribution -> the requirement, and whether a version is one of those."""
+  """Returns t2t's requirements: distribution -> requirement, and a check of a version."""
   from packaging.requirements import Requirement
 
   try:
@@ -104,7 +105,7 @@ def _asked() -> dict[str, tuple[str, Callable[[str], bool]]]:
 
 
 def _devices() -> Iterator[Finding]:
-  """What JAX finds, and what it leaves aside."""
+  """Yields the devices that JAX finds, and those that it does not use."""
   try:
     done = subprocess.run(
       [sys.executable, "-c", _DEVICES], capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -113,8 +114,9 @@ def _devices() -> Iterator[Finding]:
     yield Finding(
       WRONG,
       "devices",
-      f"JAX did not find them in {_SECONDS} s",
-      "another process may hold them (`ps aux | grep python`), or other hosts of the slice wait: see `t2t launch`",
+      f"JAX found no devices in {_SECONDS} s",
+      "check whether another process holds them (`ps aux | grep python`), or whether other hosts of the slice "
+      "must start, too (see `t2t launch`)",
     )
     return
   if done.returncode:
@@ -131,18 +133,18 @@ def _devices() -> Iterator[Finding]:
 
 
 def _left_aside(used: set[str], *, root: pathlib.Path = pathlib.Path("/dev")) -> Iterator[Finding]:
-  """Accelerators of the machine that JAX does not use."""
+  """Yields accelerators of the machine that JAX does not use."""
   forced = os.environ.get("JAX_PLATFORMS")
   there = {"gpu": [root / "nvidia0"], "tpu": [root / "accel0", root / "vfio" / "0"]}
   for kind, paths in there.items():
     if kind in used or not any(path.exists() for path in paths):
       continue
-    remedy = f"unset JAX_PLATFORMS, which is {forced}" if forced and not quiet.chose_cpu() else install(kind)
-    yield Finding(WRONG, kind, "there is one, which JAX does not use", remedy)
+    remedy = f"unset JAX_PLATFORMS={forced}" if forced and not quiet.chose_cpu() else install(kind)
+    yield Finding(WRONG, kind, "the machine has one, but JAX does not use it", remedy)
 
 
 def _room() -> Iterator[Finding]:
-  """Memory, disk and open files."""
+  """Yields memory, disk and open files."""
   total, free = _memory()
   if total:
     few = free < _LEAST_MEMORY
@@ -150,7 +152,7 @@ def _room() -> Iterator[Finding]:
       WRONG if few else FINE,
       "memory",
       f"{amounts.nbytes(free)} free of {amounts.nbytes(total)}",
-      "end other processes, or train a smaller model: `t2t plan` says what one needs" if few else "",
+      "stop other processes, or train a smaller model; `t2t plan` prints the memory of a model" if few else "",
     )
   folders = {"here": pathlib.Path.cwd(), "cache": cache_folder.cache_dir(), "tmp": pathlib.Path(tempfile.gettempdir())}
   yield from (_disk(name, folder) for name, folder in folders.items())
@@ -160,13 +162,13 @@ def _room() -> Iterator[Finding]:
   yield Finding(
     WRONG if few else FINE,
     "open files",
-    f"{shown(soft)}, and up to {shown(hard)} where t2t asks",
+    f"{shown(soft)}; t2t raises it up to {shown(hard)}",
     "ulimit -n 4096" if few else "",
   )
 
 
 def _memory() -> tuple[float, float]:
-  """Bytes of memory, and those that are free; 0 where the system does not say."""
+  """Returns total and free bytes of memory; 0 if the system does not report them."""
   try:
     text = pathlib.Path("/proc/meminfo").read_text()
   except OSError:
@@ -176,12 +178,12 @@ def _memory() -> tuple[float, float]:
 
 
 def _disk(name: str, folder: pathlib.Path) -> Finding:
-  """Whether there is room in a folder, and whether it can be written."""
+  """Checks that a folder has space and can be written."""
   there = folder
   while not there.exists():
     there = there.parent
   if not os.access(there, os.W_OK):
-    wanted = "set T2T_CACHE_DIR to one that can" if name == "cache" else "work in one that can"
+    wanted = "set T2T_CACHE_DIR to a writable folder" if name == "cache" else "change to a writable folder"
     return Finding(WRONG, f"disk, {name}", f"{folder}: cannot be written", wanted)
   free = shutil.disk_usage(there).free
   few = free < _LEAST_DISK
@@ -189,7 +191,7 @@ def _disk(name: str, folder: pathlib.Path) -> Finding:
     WRONG if few else FINE,
     f"disk, {name}",
     f"{amounts.nbytes(free)} free in {folder}",
-    "make room, or give another folder" if few else "",
+    "free some space, or use another folder" if few else "",
   )
 
 
@@ -201,25 +203,28 @@ def _extra(name: str) -> Finding:
 
 
 def install(extra: str) -> str:
-  """The command that installs an extra: in a checkout of that, elsewhere of the release."""
+  """Returns the command that installs an extra, from the checkout or from the package index."""
   return f"pip install -e '.[{extra}]'" if versions.is_checkout() else f"pip install '{versions.DISTRIBUTION}[{extra}]'"
 
 
 def _is_there(module: str) -> bool:
   try:
     return importlib.util.find_spec(module) is not None
-  except ModuleNotFoundError:  # of the package that it would be in
+  except ModuleNotFoundError:  # the parent package is missing
     return False
 
 
 def _credentials() -> Iterator[Finding]:
-  """Whether there are any; none is read out."""
+  """Yields which credentials exist, without printing them."""
   home = pathlib.Path.home()
   gcloud = pathlib.Path(os.environ.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
   named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
   if named and not pathlib.Path(named).is_file():
     yield Finding(
-      WRONG, "Google Cloud", "GOOGLE_APPLICATION_CREDENTIALS names no file", "unset it, or name the key's file"
+      WRONG,
+      "Google Cloud",
+      "GOOGLE_APPLICATION_CREDENTIALS is not a file",
+      "unset it, or set it to the path of the key",
     )
   else:
     file = [pathlib.Path(named)] if named else [gcloud / "application_default_credentials.json"]
@@ -238,11 +243,11 @@ def _credential(
   name: str, files: Iterable[pathlib.Path], variables: Iterable[str], purpose: str, remedy: str
 ) -> Finding:
   if any(os.environ.get(variable) for variable in variables) or any(file.is_file() for file in files):
-    return Finding(FINE, name, "credentials are there")
+    return Finding(FINE, name, "credentials found")
   return Finding(MISSING, name, f"no credentials: {purpose}", remedy)
 
 
 def _tool(name: str) -> Finding:
   if path := shutil.which(name):
     return Finding(FINE, name, path)
-  return Finding(MISSING, name, f"not installed: {_TOOLS[name]}", f"install {name}, if you want that")
+  return Finding(MISSING, name, f"not installed: {_TOOLS[name]}", f"install {name} if you need it")

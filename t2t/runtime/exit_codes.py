@@ -1,20 +1,19 @@
-"""What the exit codes of t2t say, and at which of them a launcher starts the same command again."""
+"""Exit codes of t2t, and the codes after which a launcher restarts the command."""
 
-DONE = 0  # all steps are made
-FAILED = 1  # an error of the code, with its traceback
-REFUSED = 2  # what the user gave cannot be used
-# Another process of the run is gone, stands still, or could not save, or a bucket does not answer; EX_TEMPFAIL of
-# sysexits.h.
+DONE = 0  # all steps are done
+FAILED = 1  # internal error, with a traceback
+REFUSED = 2  # invalid input of the user
+# Another process of the run exited, hangs or could not save, or a bucket does not answer; EX_TEMPFAIL of sysexits.h.
 LOST = 75
-HUNG_UP = 129  # saved and stopped because the terminal or the connection was closed: SIGHUP
-INTERRUPTED = 130  # saved and stopped by a person: SIGINT, Ctrl-C
-TERMINATED = 143  # saved and stopped by whoever takes the machine: SIGTERM
+HUNG_UP = 129  # saved and stopped by SIGHUP: the terminal or the connection was closed
+INTERRUPTED = 130  # saved and stopped by SIGINT (Ctrl-C)
+TERMINATED = 143  # saved and stopped by SIGTERM, for example a preemption
 
 
 def goes_on(code: int | None) -> bool:
-  """Whether the same command again may come further: the machine was taken, or a process was killed.
+  """Returns True if a restart may help: after a preemption, or if a process was killed.
 
   Args:
-    code: None where the machine restarted, so that there is none.
+    code: None if the machine restarted and left no exit code.
   """
   return code is None or code == LOST or (code > 128 and code != INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Imports that leave out what they can do without, and those of a user's files."""
+"""Imports without optional packages, and imports of a user's files."""
 
 from collections.abc import Iterator
 import contextlib
@@ -14,17 +14,17 @@ from t2t import UserError
 
 
 class UnknownName(UserError, ImportError):
-  """A name that a stand-in for a package does not have; the message has the lines that replace it.
+  """A missing name in a stand-in for a package; the message has the lines that replace it.
 
-  An ImportError as well, so that code which can do without the package catches it.
+  It is also an ImportError, so that code with an optional import of the package catches it.
   """
 
 
 class _AsItStands(importlib.machinery.SourceFileLoader):
-  """Compiles the file, and keeps nothing.
+  """Compiles the file without a bytecode cache.
 
-  What Python keeps it takes for new if the file has the size and the second that it had: a config that a script writes
-  twice would be read as it was at first.
+  Python reuses cached bytecode if size and second of modification are equal, so a config that a script writes twice
+  within a second would be read in its first version.
   """
 
   def get_code(self, fullname: str) -> types.CodeType:
@@ -33,18 +33,18 @@ class _AsItStands(importlib.machinery.SourceFileLoader):
 
 
 def renamed_module(name: str, new_name: str) -> types.ModuleType:
-  """Imports a module by the present name, with a warning for code of users that imports it by an earlier one.
+  """Imports a module by its present name, with a warning that names the importing line of the user's code.
 
-  For the `__getattr__` of the package that had it: the warning names the line of the import.
+  Call it from the `__getattr__` of the package with the earlier name.
   """
   warnings.warn(f"{name} is now {new_name}: change the import", FutureWarning, stacklevel=3)
   return importlib.import_module(new_name)
 
 
 def file_module(path: str | os.PathLike, name: str) -> types.ModuleType:
-  """Imports a Python file of the user's under a name.
+  """Imports a user's Python file under a name.
 
-  Raises whatever the file does, and is then not among the modules.
+  Errors of the file propagate, and the module is then removed from `sys.modules`.
   """
   spec = importlib.util.spec_from_file_location(name, path, loader=_AsItStands(name, str(path)))
   module = importlib.util.module_from_spec(spec)
@@ -59,15 +59,15 @@ def file_module(path: str | os.PathLike, name: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def also_from_here() -> Iterator[None]:
-  """Modules in the folder that the command was called in are found meanwhile, behind all others.
+  """Adds the current folder to the end of sys.path within the block, as `python -m` does.
 
-  As for `python -m`: the `t2t` script has the folder that it lies in itself in its place.  Meanwhile only, for
-  libraries ask for packages that they can do without, and a folder of that name is one to Python.
+  The `t2t` script has its own folder in that place. The change is limited to the block, because libraries try to import
+  optional packages, and Python takes a folder of that name for one.
   """
   here = os.getcwd()
   is_there = here in sys.path
   sys.path += [] if is_there else [here]
-  importlib.invalidate_caches()  # what was written since Python started is there, too
+  importlib.invalidate_caches()  # finds files written since Python started
   try:
     yield
   finally:
@@ -77,12 +77,12 @@ def also_from_here() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without(*names: str) -> Iterator[None]:
-  """As if these packages were not installed, for what is imported meanwhile; one that is loaded already stays.
+  """Hides packages from imports within the block; a package that is loaded already stays.
 
-  Libraries that load others only to offer something with them do so behind `except ImportError`.
+  Libraries with optional imports behind `except ImportError` then load without them.
   """
   hidden = [name for name in names if name not in sys.modules]
-  sys.modules.update(dict.fromkeys(hidden))  # None: the import system's own sign that there is no such module
+  sys.modules.update(dict.fromkeys(hidden))  # None marks a module as missing
   try:
     yield
   finally:

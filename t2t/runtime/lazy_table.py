@@ -1,4 +1,4 @@
-"""Tables whose values are imported on first use, so that a run imports only the optional modules that it names."""
+"""Tables with values that are imported on first use, so that a run imports only the optional modules that it names."""
 
 from collections.abc import Iterator, Mapping
 import functools
@@ -43,10 +43,10 @@ class LazyTable(Mapping[str, Value], Generic[Value]):
 
 
 class JoinedTable(LazyTable[Value]):
-  """Joins tables of rows that several packages have, imported on first use.
+  """Joins tables of several packages, each imported on first use.
 
   Args:
-    tables: "package.module:attribute" of each, name -> "package.module:attribute".
+    tables: "package.module:attribute" of each table, name -> "package.module:attribute".
   """
 
   def __init__(self, *tables: str):
@@ -54,5 +54,4 @@ class JoinedTable(LazyTable[Value]):
 
   @functools.cached_property
   def rows(self) -> dict[str, str]:  # type: ignore[override]
-    """Name -> "package.module:attribute", of all tables."""
     return {name: path for table in self._tables for name, path in load(table).items()}

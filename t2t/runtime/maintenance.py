@@ -1,4 +1,4 @@
-"""Notices of maintenance: on a machine of Google Cloud its metadata server says when it is to be taken away."""
+"""Maintenance notices of Google Cloud, from the machine's metadata server."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -9,13 +9,13 @@ import threading
 
 _ADDRESS = "metadata.google.internal"
 _PATH = "/computeMetadata/v1/instance/maintenance-event"
-_PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")  # "Google Compute Engine" there
+_PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")  # contains "Google Compute Engine"
 _NONE = "NONE"
 _EVERY_SECONDS, _ANSWER_SECONDS = 10.0, 5.0
 
 
 def address() -> str | None:
-  """HOST or HOST:PORT of the metadata server: GCE_METADATA_HOST, as for Google's own libraries; None: there is none."""
+  """Returns HOST or HOST:PORT of the metadata server (GCE_METADATA_HOST, as Google's libraries); None elsewhere."""
   host = os.environ.get("GCE_METADATA_HOST")
   if host:
     return host
@@ -26,8 +26,8 @@ def address() -> str | None:
 
 
 def event(server: str) -> str:
-  """What is announced, such as TERMINATE_ON_HOST_MAINTENANCE; NONE: nothing is, or the server does not say."""
-  import http.client  # what most machines have no use for
+  """Returns the announced event, such as TERMINATE_ON_HOST_MAINTENANCE; NONE without one, or if the server fails."""
+  import http.client  # most machines do not need it
 
   connection = http.client.HTTPConnection(server, timeout=_ANSWER_SECONDS)
   try:
@@ -43,11 +43,11 @@ def event(server: str) -> str:
 
 @contextlib.contextmanager
 def watched(tell: Callable[[str], None], *, every: float = _EVERY_SECONDS) -> Iterator[None]:
-  """Looks in a thread, as long as the block runs, whether maintenance is announced; elsewhere it does nothing.
+  """Polls for maintenance notices in a thread while the block runs, on Google Cloud only.
 
   Args:
-    tell: called, in the thread, with a sentence for each announcement.
-    every: seconds between two looks.
+    tell: called in the thread with a sentence for each announcement.
+    every: seconds between polls.
   """
   server, ended = address(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Memory of this process: how the C library keeps it, and how much is used, there and on devices."""
+"""Memory of this process: allocator settings, and use on the host and on devices."""
 
 from collections.abc import Iterable
 import ctypes
@@ -11,11 +11,11 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-  """Has glibc keep what a step frees, for the next step; with an accelerator, or without glibc, it does nothing.
+  """Makes glibc keep freed memory for the next step, on CPUs only.
 
-  XLA's CPU backend asks for all temporaries of a step anew.  Blocks of this size glibc maps from the kernel and unmaps
-  again: half a million page faults a step of T5 small, an eighth of its time.  The process stays at its peak size
-  instead.  Call it before JAX starts a backend: threads that run by then have memory of their own, out of reach.
+  XLA's CPU backend allocates all temporaries in each step. By default glibc maps and unmaps blocks of this size: half a
+  million page faults per step of T5 small, an eighth of its time. The process keeps its peak size instead. Call this
+  before JAX starts a backend, because existing threads have their own arenas.
   """
   plugins = ("libtpu", "jax_plugins")
   if os.environ.get("JAX_PLATFORMS") != "cpu" and any(importlib.util.find_spec(name) for name in plugins):
@@ -30,7 +30,8 @@ def keep_freed_memory() -> None:
 
 
 def used(devices: Iterable[Any]) -> dict[str, float]:
-  """Bytes: "device_memory_peak", the most that one of the devices has held; where none tells, "host_memory", held now.
+  """Returns bytes: "device_memory_peak", the maximum over devices; if devices do not report it, the current
+  "host_memory".
 
   Args:
     devices: JAX's, of this process.
@@ -41,5 +42,5 @@ def used(devices: Iterable[Any]) -> dict[str, float]:
   try:
     with open("/proc/self/statm") as file:
       return {"host_memory": float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))}
-  except OSError:  # no Linux
+  except OSError:  # not Linux
     return {}

@@ -1,4 +1,4 @@
-"""Numbers that users give: types of command-line options, and checks of arguments in Python."""
+"""Checks of numbers: types of command-line options, and arguments of Python functions."""
 
 import argparse
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from t2t import UserError
 
 
 def integer(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
-  """Returns the `type` of an option that takes a whole number within the bounds."""
+  """Returns the `type` of an option for whole numbers within the bounds."""
   right = _right("a whole number", least, most)
 
   def parse(text: str) -> int:
@@ -24,7 +24,7 @@ def integer(least: int | None = None, most: int | None = None) -> Callable[[str]
 
 
 def number(least: float | None = None, most: float | None = None, *, above: bool = False) -> Callable[[str], float]:
-  """Returns the `type` of an option that takes a finite number within the bounds; with `above` more than `least`."""
+  """Returns the `type` of an option for finite numbers within the bounds; `above` excludes `least`."""
   right = _right("a finite number", least, most, above=above)
 
   def parse(text: str) -> float:
@@ -40,13 +40,13 @@ def number(least: float | None = None, most: float | None = None, *, above: bool
 
 
 def check(name: str, value: Any, least: float | None = None, most: float | None = None, *, whole: bool = False) -> None:
-  """Checks an argument: a finite number within the bounds, and no boolean.
+  """Checks that an argument is a finite number within the bounds, not a boolean.
 
   Args:
     name: of the argument, for the message.
     value: the argument.
-    least, most: bounds, both included.
-    whole: whether only whole numbers will do.
+    least, most: inclusive bounds.
+    whole: whether it must be a whole number.
 
   Raises:
     UserError: any other value.

@@ -1,8 +1,8 @@
-"""The link between the processes of a run: one that fails says why, one that falls silent is named, and all end.
+"""Connections between the processes of a run: if one fails or falls silent, all exit with its name and reason.
 
-Each process keeps the connection over which it answered the first one's roll call (see hosts.py).  The first one hears
-what happens to any, and tells all.  JAX's own service notices as well, but only after 100 s, and then ends a process
-with the stacks of its C++ code and without a name.
+Each process keeps the connection of the roll call with the first process (see rendezvous.py). The first process hears
+of each failure and forwards it to all. JAX's own service notices only after 100 s, and then aborts with a C++ stack and
+without the name of the process.
 """
 
 import atexit
@@ -22,53 +22,53 @@ from typing import NoReturn
 from t2t.runtime import exit_codes, sync_point
 
 FIRST = sync_point.FIRST  # index of the process that all others are connected to
-_BEATS = 6  # that a process must miss before it counts as lost
-# What a process waits before it blames itself for an error that may be the echo of another's end, before it leaves
-# when it has said why, and for an answer to the question where it stands.
+_BEATS = 6  # missed heartbeats before a process counts as lost
+# Seconds to wait: before a process reports an error that another process's exit may have caused, before it exits after
+# a report, and for the answers about positions.
 _PATIENCE = 5.0
-_KILLED = "ended without a word: killed, out of memory, or crashed; its log may say more"
+_KILLED = "exited without a message: killed, out of memory, or crashed; check its log"
 
-_current: "Link | None" = None  # there is one in a process, as there is one jax.distributed
+_current: "Link | None" = None  # one per process, as with jax.distributed
 
 
 def current() -> "Link | None":
-  """The link of this process; None: it is alone."""
+  """Returns the link of this process; None for a single process."""
   return _current
 
 
 def fail(why: str, code: int, *, trace: str = "") -> None:
-  """Tells the other processes why this one cannot go on, and ends it; alone it does nothing.
+  """Reports to the other processes why this one fails, and exits; does nothing in a single process.
 
   Args:
-    why: what is known, in a line.
-    code: of this process's exit.
-    trace: of an error that may be the echo of another process's end: it is printed if none is told.
+    why: reason, in a line.
+    code: exit code of this process.
+    trace: of an error that another process's exit may have caused; printed if no such exit is reported.
   """
   if _current is not None:
     _current.fail(why, code, trace)
 
 
 def _place() -> str:
-  """Where the main thread of this process stands, in the words of a traceback."""
+  """Returns the position of this process's main thread in t2t's code, as in a traceback."""
   frame = sys._current_frames().get(threading.main_thread().ident)
-  here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # t2t
-  passed_on = os.path.join(here, "runtime", "progress.py")  # shows how far others are
+  here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder t2t
+  passed_on = os.path.join(here, "runtime", "progress.py")  # wraps loops of other modules
   named = lambda frame: frame.f_code.co_filename
   while frame is not None and (not named(frame).startswith(here) or named(frame) == passed_on):
     frame = frame.f_back
   if frame is None:
-    return "code that is not t2t's"
+    return "code outside t2t"
   name = os.path.relpath(frame.f_code.co_filename, os.path.dirname(here))
   return f"{name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
 
 
 class Link:
-  """A process's end of the link; it is open until the process ends.
+  """This process's connections to its peers, open until the process exits.
 
   Args:
     index: of this process.
-    peers: index -> (its connection, its name); of the first process all others, of another the first alone.
-    silence: seconds after which a process of which nothing is heard counts as lost.
+    peers: index -> (connection, name): all others in the first process, the first process in others.
+    silence: seconds without a message after which a process counts as lost.
   """
 
   def __init__(self, index: int, peers: Mapping[int, tuple[socket.socket, str]], *, silence: float):
@@ -87,11 +87,11 @@ class Link:
     self.agreement = sync_point.Agreement(index, list(peers), self._send)
 
   def start_listening(self) -> None:
-    """Begins to listen, in the background, until the process ends."""
+    """Starts listening in a background thread until the process exits."""
     global _current
     _current = self
-    # JAX ends a process by SIGABRT the moment that the first one is gone.  Its handler of that signal, the C library's
-    # `sleep`, is called with the signal's number, 6: so many seconds are left to this thread to say who it was.
+    # JAX aborts a process by SIGABRT as soon as the first process is gone. The handler is replaced by the C library's
+    # `sleep`, which is called with the signal's number, 6. These 6 seconds suffice for this thread's message.
     with contextlib.suppress(OSError, AttributeError):
       library = ctypes.CDLL(None)
       library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -99,22 +99,21 @@ class Link:
     atexit.register(self._bye)  # before JAX leaves its service, which waits for the others
     threading.Thread(target=self._listen, name="link", daemon=True).start()
 
-  # ---- What other threads call ---------------------------------------------
+  # ---- Called by other threads ---------------------------------------------------------------------------------------
 
   def fail(self, why: str, code: int, trace: str) -> NoReturn:
-    """See `fail`."""
     if trace:
-      time.sleep(_PATIENCE)  # whoever caused it is told by then, which ends this process
+      time.sleep(_PATIENCE)  # a failure of another process would have ended this one by then
       print(trace, file=sys.stderr)
     self._code = code
     if self._index == FIRST:
       self._end(f"{self._names[FIRST]}: {why}", code, blamed=FIRST)
     self._send(FIRST, "failed", json.dumps([why, code]))
-    time.sleep(_PATIENCE)  # until the first one has told all: it answers, and `_end` exits
+    time.sleep(_PATIENCE)  # until the first process has informed all; `_end` exits on its answer
     self._exit(code)
 
   def stalled(self, seconds: float) -> None:
-    """No step has ended for so long: all are asked where they stand, and end."""
+    """Handles a step that takes too long: collects the positions of all processes, then ends all."""
     text = f"{seconds:.0f}"
     if self._index == FIRST:
       self._ask(text)
@@ -125,7 +124,7 @@ class Link:
     for peer in self._sockets:
       self._send(peer, "bye")
 
-  # ---- The thread ----------------------------------------------------------
+  # ---- Listener thread -----------------------------------------------------------------------------------------------
 
   def _listen(self) -> None:
     selector = selectors.DefaultSelector()
@@ -150,11 +149,11 @@ class Link:
       for peer, heard in self._heard.items():
         if peer not in self._done and now - heard > self._silence:
           self._lost(
-            peer, f"has not answered for {self._silence:.0f} s: stopped, or its machine or the network is gone"
+            peer, f"has not answered for {self._silence:.0f} s: it was stopped, or its machine or network failed"
           )
 
   def _read(self, peer: int) -> bool:
-    """Takes what a process said; False: it has hung up."""
+    """Reads messages of a process; returns False if it closed the connection."""
     try:
       content = self._sockets[peer].recv(1 << 16)
     except TimeoutError:
@@ -196,35 +195,35 @@ class Link:
         self._send(peer, "where")
 
   def _tell_places(self) -> None:
-    """Whoever stands where few stand comes first: it is what the others wait for."""
+    """Lists positions with few processes first, because the others wait for them."""
     groups: dict[str, list[int]] = {}
     for index in sorted(self._names):
-      groups.setdefault(self._places.get(index, "an unknown place: it does not answer"), []).append(index)
+      groups.setdefault(self._places.get(index, "an unknown place (no answer)"), []).append(index)
     shown = []
     for location, indices in sorted(groups.items(), key=lambda item: len(item[1])):
       who = self._names[indices[0]] if len(indices) == 1 else f"{len(indices)} processes ({_numbers(indices)})"
       shown.append(f"{who} in {location}")
-    self._end(f"no step has ended for {self._stalled_for} s; where they stand: {'; '.join(shown)}", exit_codes.LOST)
+    self._end(f"no step has ended for {self._stalled_for} s; positions: {'; '.join(shown)}", exit_codes.LOST)
 
   def _lost(self, peer: int, why: str) -> None:
     self._end(f"{self._names[peer]} {why}; run the same command again", exit_codes.LOST, blamed=peer)
 
-  # ---- The end -------------------------------------------------------------
+  # ---- Exit ----------------------------------------------------------------------------------------------------------
 
   def _end(self, sentence: str, code: int, *, blamed: int | None = None) -> NoReturn:
-    """Tells all, if this is the first process, and ends this one; whoever calls second waits for it.
+    """Ends this process, and all others if this is the first; a second caller waits for the first.
 
-    All end with the same code, so that whoever looks at one of them knows whether to start them again.
+    All processes exit with the same code, so that any of them shows whether a restart may help.
     """
     if not self._ending.acquire(blocking=False):
       time.sleep(4 * _PATIENCE)
     if self._index == FIRST:
       for peer in self._sockets:
         self._send(peer, "end", json.dumps([sentence, code]))
-      # Its service goes with it, at which JAX would end the others before they have said why.
+      # JAX's service ends with this process, and would abort the others before they have printed the reason.
       self._wait_until_gone([peer for peer in self._sockets if peer != blamed])
     if self._code is None:
-      _say_last(f"\nt2t: {sentence}; {self._names[self._index]} ends, too\n")
+      _say_last(f"\nt2t: {sentence}; {self._names[self._index]} exits, too\n")
     self._exit(code if self._code is None else self._code)
 
   def _wait_until_gone(self, peers: list[int]) -> None:
@@ -235,7 +234,7 @@ class Link:
           pass
 
   def _exit(self, code: int) -> NoReturn:
-    """At once: threads that wait for a process which is gone would hold up any other way to leave."""
+    """Exits immediately, because threads that wait for a dead process would block a regular exit."""
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(Exception):
         stream.flush()
@@ -247,7 +246,7 @@ class Link:
 
 
 def _say_last(text: str) -> None:
-  """Writes to standard error, to which JAX's C++ code, which notices the same in its own words, writes no more."""
+  """Writes to standard error, then closes it for JAX's C++ code, which reports the same failure in other words."""
   with contextlib.suppress(Exception):
     sys.stderr.flush()
   with contextlib.suppress(OSError):
@@ -257,7 +256,7 @@ def _say_last(text: str) -> None:
 
 
 def _numbers(indices: list[int]) -> str:
-  """In: [0, 2, 3, 4, 7]; Out: "0, 2-4, 7"."""
+  """Formats indices: [0, 2, 3, 4, 7] as "0, 2-4, 7"."""
   runs: list[list[int]] = []
   for index in indices:
     if runs and runs[-1][1] == index - 1:

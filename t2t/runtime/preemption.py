@@ -1,6 +1,6 @@
-"""How a command ends before it is done: saved at a signal where it trains, soon where there is nothing to save.
+"""Handles SIGTERM, SIGINT and SIGHUP: training saves and stops; other commands end soon.
 
-A thread hears the signals, so that no library that hangs can keep a process from ending.
+A separate thread receives the signals, so that a hanging library cannot keep a process from ending.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,35 +18,35 @@ from t2t.runtime import maintenance, peer_monitor, sync_point
 
 T = TypeVar("T")
 
-# Seconds until a step, or a batch of an evaluation, must have come to its end once a signal has come; where they are
-# long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.  Of those that take
-# most of a minute and more one is waited for, and half of another.
+# Deadline in seconds for a step or an evaluation batch after a signal. For long steps it is a multiple of the usual
+# time, at most a minute, because a cloud does not wait much longer. Steps of about a minute or more get one and a half
+# times the usual time.
 _STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS, _LONG_STEPS = 5.0, 3.0, 60.0, 1.5
-_FIRST_SECONDS = 10.0  # of what has not been done before, and may have to be compiled
+_FIRST_SECONDS = 10.0  # for a first step, which may have to compile
 _STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
-# Until what is saved must be written: less than GKE and SLURM give (launch/gke.py, launch/slurm.py).
+# Deadline for a save; shorter than GKE's and SLURM's grace periods (launch/gke.py, launch/slurm.py).
 _SAVE_SECONDS = 270.0
 _LAST_WORDS_SECONDS = 3.0
-_ECHO_SECONDS = 1.0  # within which one request may come by two ways
+_ECHO_SECONDS = 1.0  # maximum delay between duplicates of one request
 
 _HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NOTHING_SAVED = "there is nothing to save; the same command begins again"
-_CLOSE, _LOOK = 0, 255  # bytes of the pipe that are no signals: the command has ended; the deadline is another
+_NOTHING_SAVED = "nothing was saved; the same command starts from the beginning"
+_CLOSE, _LOOK = 0, 255  # bytes of the pipe that are not signals: the command has ended; the deadline has changed
 
 
 class Stopped(SystemExit):
-  """What was asked to stop has saved, and ends with the exit code of the signal that asked."""
+  """Raised after the save that a signal requested; exits with the signal's code."""
 
   def __init__(self, number: int):
     super().__init__(128 + number)
 
 
 class Abandoned(Exception):
-  """An evaluation ends between two batches, so that there is time to save."""
+  """Ends an evaluation between two batches, so that there is time to save."""
 
 
 class _Watch:
-  """What this process does at a signal.
+  """Signal handling of this process.
 
   Args:
     command: its name, for messages.
@@ -54,27 +54,27 @@ class _Watch:
 
   def __init__(self, command: str):
     self._command = command
-    self._number: int | None = None  # of the signal that ends the process, to whichever of all it came first
-    self._heard: float | None = None  # when the first came to this process
+    self._number: int | None = None  # of the signal that ends the run, in whichever process it arrived
+    self._heard: float | None = None  # time of the first signal to this process
     self._raised = False
     self._steps: Steps | None = None
     self._deadline: float | None = None
     self._doing = ""
-    self._winding_up: tuple[float, str] | None = None  # seconds that it takes, and what is done
+    self._winding_up: tuple[float, str] | None = None  # duration in seconds, and description
     self._interrupted_by = signal.SIGINT
     self._left: Callable[[], str] = lambda: _NOTHING_SAVED
-    self._before: dict[int, object] = {}  # handlers of signals, before this one's
+    self._before: dict[int, object] = {}  # previous signal handlers
     self._last_words: list[Callable[[], None]] = []
     self._out, self._in = os.pipe()
     os.set_blocking(self._in, False)
 
   @contextlib.contextmanager
   def running(self) -> Iterator[None]:
-    """Hears signals in the block."""
-    # `nohup` has SIGHUP ignored, and it stays so.
+    """Handles signals within the block."""
+    # Under `nohup` SIGHUP is ignored and must stay so.
     heeded = [number for number in _HEEDED if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     self._before = {number: signal.signal(number, self._in_main_thread) for number in heeded}
-    # Written to by the signal's handler in C, whatever the main thread does.
+    # The signal handler in C writes to it even if the main thread is busy.
     wakeup = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
     thread = threading.Thread(target=self._listen, name="signals", daemon=True)
     thread.start()
@@ -82,7 +82,7 @@ class _Watch:
     try:
       yield
     finally:
-      if os.getpid() == process:  # and not one that was forked off, in which all this is gone
+      if os.getpid() == process:  # not in a forked child, which has no such thread
         signal.set_wakeup_fd(wakeup)
         self._restore()
         os.write(self._in, bytes([_CLOSE]))
@@ -91,7 +91,7 @@ class _Watch:
         os.close(self._out)
 
   def leave_to_parent(self) -> None:
-    """In a process that was forked off: its signals are its own, and none is heard by the one that it comes from."""
+    """Restores signal handling in a forked child, so that the parent does not receive the child's signals."""
     signal.set_wakeup_fd(-1)
     self._restore()
     os.close(self._in)
@@ -104,8 +104,8 @@ class _Watch:
   def _in_main_thread(self, number: int, frame) -> None:
     del frame
     if self._steps is None and (number == signal.SIGINT or self._winding_up) and not self._raised:
-      self._raised = True  # what it began is not broken off: at a second signal the thread ends all
-      self._interrupted_by = number  # the thread may come to it later
+      self._raised = True  # a second signal ends the process from the thread, without interrupting the cleanup
+      self._interrupted_by = number  # the thread may read it later
       raise KeyboardInterrupt
 
   def _listen(self) -> None:
@@ -114,7 +114,7 @@ class _Watch:
     while True:
       deadline = self._deadline
       if deadline is not None and time.monotonic() >= deadline:
-        self.end(f"{_name(self._number)}: {self._doing} did not end in time, and is broken off{self._and_left()}")
+        self.end(f"{_name(self._number)}: {self._doing} did not end in time and is aborted{self._and_left()}")
       if not poll.poll(None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))):
         continue
       for number in os.read(self._out, 4096):
@@ -124,7 +124,7 @@ class _Watch:
           self._hear(number)
 
   def _hear(self, number: int) -> None:
-    # Of several hosts a cloud tells each: that all have agreed to stop because one was told is no first time here.
+    # A cloud signals each of several hosts: a stop that all agreed on because of one signal is not a first signal here.
     first, now = self._heard, time.monotonic()
     self._heard = now if first is None else first
     if first is not None and _is_echo(number, now - first):
@@ -146,7 +146,7 @@ class _Watch:
       self.expect(seconds, doing)
     elif number == signal.SIGINT:
       self.say(f"{_name(number)}: ending; again to end at once")
-      self.expect(_STEP_SECONDS, "what was going on")  # KeyboardInterrupt, which the main thread may not come to
+      self.expect(_STEP_SECONDS, "the current operation")  # the main thread may not reach KeyboardInterrupt
     else:
       self.end(f"{_name(number)}: ended at once{self._and_left()}")
 
@@ -154,7 +154,7 @@ class _Watch:
     return f"; {self._left()}" if self._steps is None else ""
 
   def hear_of(self, request: sync_point.SyncRequest) -> None:
-    """All have agreed upon what this process, or another, was asked for."""
+    """Takes a request that all processes have agreed on."""
     if request.wish == sync_point.STOP and self._number is None:
       self._number = request.signal
       self.say(f"{request.why}: saving after this step")
@@ -164,12 +164,11 @@ class _Watch:
         self.expect(self._steps.patience(), self._steps.doing)
 
   def heeded_by(self, steps: "Steps | None") -> None:
-    """Who saves at a signal; None: nobody, so that it ends the process."""
+    """Sets the loop that saves at a signal; None if signals end the process."""
     self._steps = steps
 
   @contextlib.contextmanager
   def winding_up(self, seconds: float, doing: str) -> Iterator[None]:
-    """See the function of this name."""
     self._winding_up = (seconds, doing)
     try:
       yield
@@ -179,7 +178,6 @@ class _Watch:
 
   @contextlib.contextmanager
   def leaving(self, describe: Callable[[], str]) -> Iterator[None]:
-    """See the function of this name."""
     before, self._left = self._left, describe
     try:
       yield
@@ -187,18 +185,17 @@ class _Watch:
       self._left = before
 
   def expect(self, seconds: float, doing: str) -> None:
-    """What is done now, and how long it may take if a signal has come."""
+    """Sets the current operation, and its time limit if a signal has arrived."""
     self._doing = doing
     if self._number is not None:
       self._deadline = time.monotonic() + seconds
       os.write(self._in, bytes([_LOOK]))
 
   def say(self, text: str) -> None:
-    """Tells in a line."""
     _within(_LAST_WORDS_SECONDS, lambda: os.write(2, f"\nt2t {self._command}: {text}\n".encode()))
 
   def end(self, why: str, code: int | None = None) -> NoReturn:
-    """At once, telling the other processes; for any thread, whatever the others do."""
+    """Exits immediately from any thread, and informs the other processes."""
     self.say(why)
     for last in self._last_words:
       _within(_LAST_WORDS_SECONDS, last)
@@ -208,9 +205,9 @@ class _Watch:
 
 
 def _is_echo(number: int, seconds: float) -> bool:
-  """Whether a signal that comes so long after another is the same request by another way, and nobody's second one.
+  """Returns True if a signal repeats the previous request, rather than being the user's second request.
 
-  When a terminal is closed, its shell and the kernel both send SIGHUP; `timeout` tells a process, and then its group.
+  A closed terminal sends SIGHUP twice, from the shell and from the kernel; `timeout` signals a process, then its group.
   """
   return number == signal.SIGHUP or (number == signal.SIGTERM and seconds < _ECHO_SECONDS)
 
@@ -224,7 +221,7 @@ def _name(number: int | None) -> str:
 
 
 def _within(seconds: float, function: Callable[[], object]) -> None:
-  """Calls a function that may hang, or fail."""
+  """Calls a function that may hang or fail."""
 
   def call():
     with contextlib.suppress(Exception):
@@ -235,19 +232,19 @@ def _within(seconds: float, function: Callable[[], object]) -> None:
   thread.join(seconds)
 
 
-_current: _Watch | None = None  # there is one in a process, as there is one handler of a signal
+_current: _Watch | None = None  # one per process, as with signal handlers
 
 
 @contextlib.contextmanager
 def watched(command: str) -> Iterator[None]:
-  """Runs a command that ends soon at any signal, with the signal's code of exit_codes.py.
+  """Runs a command that ends soon after any signal, with the signal's code of exit_codes.py.
 
   Args:
     command: its name, for messages.
   """
   global _current
   if _current is not None or threading.current_thread() is not threading.main_thread():
-    yield  # only the main thread can be told
+    yield  # only the main thread receives signals
     return
   _current = _Watch(command)
   try:
@@ -257,11 +254,11 @@ def watched(command: str) -> Iterator[None]:
     _current = None
 
 
-_masks = threading.local()  # of a thread that forks: which signals it had blocked
+_masks = threading.local()  # signals that a forking thread had blocked
 
 
 def _before_fork() -> None:
-  # Else a signal that comes to the child before its handlers are its own would be heard by the parent.
+  # Signals are blocked during the fork; otherwise the parent would receive a signal to the child.
   _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEEDED)
 
 
@@ -277,16 +274,16 @@ def _in_child() -> None:
   _after_fork()
 
 
-# As multiprocessing does, whose pools end their processes by SIGTERM: a task's module may have one.
+# For multiprocessing, whose pools end their processes by SIGTERM: a user's task module may use one.
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def winding_up(seconds: float, doing: str) -> AbstractContextManager[None]:
-  """Has any signal raise KeyboardInterrupt within the block, which it may catch, and then ends soon.
+  """Makes any signal raise KeyboardInterrupt within the block; after the block the process ends soon.
 
   Args:
-    seconds: that what is done at a signal takes at most.
-    doing: what that is, such as "answering the requests that are there".
+    seconds: maximum duration of the cleanup after a signal.
+    doing: description of the cleanup, such as "answering pending requests".
 
   Raises:
     Stopped: in place of KeyboardInterrupt.
@@ -295,27 +292,27 @@ def winding_up(seconds: float, doing: str) -> AbstractContextManager[None]:
 
 
 def leaving(describe: Callable[[], str]) -> AbstractContextManager[None]:
-  """Within the block, a signal that ends the process tells what is left behind.
+  """Adds a description of unfinished work to the message of a signal within the block.
 
   Args:
-    describe: in a sentence; called when it is told.
+    describe: returns a sentence; called for the message.
   """
   return contextlib.nullcontext() if _current is None else _current.leaving(describe)
 
 
 def end(why: str, code: int | None = None) -> NoReturn:
-  """Ends this process, and tells those that it runs with; for threads, which cannot raise where somebody catches.
+  """Ends this process and those of the same run; for threads, whose exceptions are not caught.
 
   Args:
     why: in a line.
-    code: of its exit; None: that of the signal that came.
+    code: exit code; None for the code of the signal that arrived.
   """
   (_current or _Watch("train")).end(why, code)
 
 
 @contextlib.contextmanager
 def last_words(function: Callable[[], None]) -> Iterator[None]:
-  """What is done, for a moment, when a signal ends the process within the block."""
+  """Calls a function for a short time if a signal ends the process within the block."""
   if _current is None:
     yield
     return
@@ -327,10 +324,10 @@ def last_words(function: Callable[[], None]) -> Iterator[None]:
 
 
 class Steps:
-  """A loop that asks after each step whether all processes are to save, or to stop, there.
+  """A loop that checks after each step whether all processes must save, or stop.
 
   Attributes:
-    stops: whether it is to stop, once saved.
+    stops: whether the loop must stop after the save.
   """
 
   def __init__(self, watch: _Watch | None):
@@ -344,22 +341,24 @@ class Steps:
     self.doing, self.stops = "", False
 
   def ask(self, request: sync_point.SyncRequest) -> None:
-    """Has all processes do it, after the same step."""
+    """Requests an action of all processes after the same step."""
     self._agreement.ask(request)
 
   def patience(self) -> float:
-    """Seconds that what is going on may take."""
+    """Returns the time limit of the current operation in seconds."""
     if self.doing == _SAVING:
       return _SAVE_SECONDS
     if seconds := self._seconds.get(self.doing):
       usual = statistics.median(seconds)
       return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS), _LONG_STEPS * usual)
-    # Until one has been timed, the first step and what led to it says how slow this run may be.
+    # Without a timed batch, the time up to the first step indicates how slow this run may be.
     usual = statistics.median(self._seconds[_STEP] or [self._first])
     return max(_FIRST_SECONDS, _LONG_STEPS * usual)
 
   def reached(self, doing: str = _STEP) -> bool:
-    """After a step: whether to save there.  Signals are heeded from the first on: before it, nothing would be lost."""
+    """Ends a step; returns whether to save. Signals are handled from the first step on, because there is nothing to
+    save before.
+    """
     now = time.monotonic()
     if self.doing == doing:
       self._seconds[doing] = [*self._seconds[doing][-9:], now - self._since]
@@ -374,19 +373,19 @@ class Steps:
     return request is not None
 
   def saving(self) -> None:
-    """What comes until the next `reached` may take as long as a checkpoint does."""
+    """Allows the operations until the next `reached` the time of a checkpoint."""
     self.doing = _SAVING
     if self._watch is not None:
       self._watch.expect(_SAVE_SECONDS, _SAVING)
 
   def finish(self, tell: Callable[[], None]) -> None:
-    """No step follows, and all is saved: from here on nothing is lost by a signal.
+    """Ends the loop after the last save; later signals lose nothing.
 
     Args:
-      tell: called if the run stops here.
+      tell: called if a signal stops the run here.
 
     Raises:
-      Stopped: a signal asked for it.
+      Stopped: a signal stopped the run.
     """
     self._finished = True
     if self._watch is not None:
@@ -399,32 +398,33 @@ class Steps:
       raise Stopped(self._number)
 
   def abandonable(self, batches: Iterable[T]) -> Iterator[T]:
-    """Goes through batches which every process has as many of.
+    """Yields batches; every process must have the same number of them.
 
     Raises:
-      Abandoned: all are to stop, before the next batch.
+      Abandoned: all processes stop, before the next batch.
     """
-    # The first is none of the steps before it, which take less.
+    # The first batch must not count as a training step, which may be shorter.
     self.doing, self._since = _BATCH, time.monotonic()
     for batch in batches:
       yield batch
       self.between()
 
   def between(self, *_) -> None:
-    """Between two batches of an evaluation; see `abandonable`."""
+    """Checks for a stop between two batches of an evaluation; see `abandonable`."""
     saves = self.reached(_BATCH)
     if self.stops:
       raise Abandoned
     if saves:
-      self._owed = sync_point.SyncRequest(sync_point.SAVE, 0, "")  # after the next step
+      self._owed = sync_point.SyncRequest(sync_point.SAVE, 0, "")  # save after the next step
 
 
 @contextlib.contextmanager
 def after_steps() -> Iterator[Steps]:
-  """Turns SIGTERM, by which a cloud says that it takes a machine, SIGHUP and SIGINT into a wish to stop after a step.
+  """Turns SIGTERM (preemption), SIGHUP and SIGINT into a request to stop after a step.
 
-  Of several processes all stop after the same step, whichever of them was told.  A second signal ends the process, and
-  so does a step that does not end.  When Google Cloud announces maintenance of the machine, all save and go on.
+  All processes stop after the same step, whichever of them received the signal. A second signal ends the process, and
+  so does a step beyond its time limit. When Google Cloud announces maintenance of the machine, all processes save and
+  continue.
   """
   watch = _current
   steps = Steps(watch)

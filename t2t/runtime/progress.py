@@ -1,4 +1,4 @@
-"""Says on stderr that something slow is going on: a bar on a terminal, two log lines anywhere else."""
+"""Shows progress of slow operations on stderr: a bar on a terminal, two log lines elsewhere."""
 
 from collections.abc import Iterable, Iterator
 import sys
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def track(items: Iterable[T], description: str, *, total: int | None = None) -> Iterator[T]:
-  """Yields `items`, showing how far along they are.
+  """Yields `items`, and shows the progress.
 
   Args:
-    items: what is worked through.
-    description: what is being done, such as "reading the installed documentation".
-    total: number of items where `items` has no length.
+    items: items to process.
+    description: of the operation, such as "reading the installed documentation".
+    total: number of items if `items` has no length.
   """
   if sys.stderr.isatty():
     console = rich.console.Console(stderr=True)

@@ -1,4 +1,4 @@
-"""Keeps lines of libraries that say nothing to a user off the terminal; errors and crash messages come through."""
+"""Suppresses uninformative log lines of libraries; errors and crash messages are kept."""
 
 import atexit
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   import subprocess
 
-# Log levels of C++ libraries, where the user has set none: 3 leaves out warnings and errors, of which each that matters
-# is a Python exception as well.  Messages of a process that ends itself are of a higher level.
+# Log levels of C++ libraries, unless the user has set them. Level 3 drops warnings and errors; important ones are
+# Python exceptions as well. Messages of a process that aborts have a higher level.
 _LOG_LEVELS = {
   "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow: "oneDNN supports DT_INT64 only ..." on CPUs without AVX-512
   "TPU_MIN_LOG_LEVEL": "3",
@@ -26,16 +26,16 @@ _DRAIN_SECONDS = 5.0
 
 
 def set_log_levels() -> None:
-  """Has C++ libraries that are loaded later log what ends the process, and no less; the environment has precedence."""
+  """Sets log levels of C++ libraries that are loaded later to fatal messages; the environment has precedence."""
   for name, level in _LOG_LEVELS.items():
     os.environ.setdefault(name, level)
 
 
 def leave_tpu_out() -> None:
-  """Has JAX not look for a TPU on a machine that has none.
+  """Keeps JAX from searching for a TPU on a machine without one.
 
-  Where the `tpu` extra is installed, as for `t2t plan`, libtpu would write five lines of TPU_WORKER_HOSTNAMES, which no
-  log level turns off.  `t2t plan` compiles for TPUs all the same.
+  With the `tpu` extra, which `t2t plan` needs, libtpu would print five lines about TPU_WORKER_HOSTNAMES that no log
+  level suppresses. `t2t plan` still compiles for TPUs.
   """
   chosen = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS")
   if any(os.environ.get(name) for name in chosen):
@@ -43,7 +43,7 @@ def leave_tpu_out() -> None:
   if importlib.util.find_spec("libtpu") is None or importlib.util.find_spec("jax_plugins") is not None or has_tpu():
     return
   os.environ["JAX_PLATFORMS"] = "cpu"
-  if jax := sys.modules.get("jax"):  # has read the environment
+  if jax := sys.modules.get("jax"):  # jax has read the environment already
     jax.config.update("jax_platforms", jax.config.jax_platforms or "cpu")
   _chosen.append("cpu")
 
@@ -52,11 +52,11 @@ _chosen: list[str] = []
 
 
 def chose_cpu() -> bool:
-  """Returns True if `leave_tpu_out` has set JAX_PLATFORMS, and not the user."""
+  """Returns True if `leave_tpu_out` has set JAX_PLATFORMS, rather than the user."""
   return bool(_chosen)
 
 
-_GOOGLE, _NO_TPU = "0x1ae0", ("0x0042", "0x001f")  # of PCI; a virtual machine's network and disks are Google's, too
+_GOOGLE, _NO_TPU = "0x1ae0", ("0x0042", "0x001f")  # PCI ids; network and disks of virtual machines also have Google's
 
 
 def has_tpu(root: pathlib.Path = pathlib.Path("/")) -> bool:
@@ -79,7 +79,7 @@ def has_tpu(root: pathlib.Path = pathlib.Path("/")) -> bool:
 
 @contextlib.contextmanager
 def stderr() -> Iterator[None]:
-  """Drops what C++ code writes to standard error; Python's exceptions come through."""
+  """Drops standard error output of C++ code; Python exceptions propagate."""
   saved_stderr = os.dup(2)
   nowhere = os.open(os.devnull, os.O_WRONLY)
   try:
@@ -92,11 +92,11 @@ def stderr() -> Iterator[None]:
 
 
 def without_gloo() -> None:
-  """Drops the lines in which Gloo says on standard output that processes are connected, until this one ends.
+  """Drops Gloo's connection messages on standard output until this process exits.
 
-  A process of its own copies all other lines as they come, so that none is lost if this process crashes.
+  A separate process copies all other lines as they come, so that none is lost if this process crashes.
   """
-  import shutil  # here, as subprocess: `import t2t` imports this module, and would take a third longer
+  import shutil  # imported here, as subprocess, because `import t2t` imports this module and would take a third longer
   import subprocess
 
   grep = shutil.which("grep")
@@ -107,7 +107,7 @@ def without_gloo() -> None:
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
   command = [grep, "--line-buffered", "--text", "--invert-match", "--extended-regexp", _GLOO]
-  # In a session of its own: Ctrl-C is for this process, whose last lines are still to be copied.
+  # A separate session, so that Ctrl-C does not stop it before it has copied this process's last lines.
   child = subprocess.Popen(command, stdin=read, stdout=saved_stdout, stderr=subprocess.DEVNULL, start_new_session=True)
   os.dup2(write, 1)
   os.close(read)
@@ -120,7 +120,7 @@ _filters: list[tuple["subprocess.Popen", int]] = []
 
 @atexit.register
 def drain() -> None:
-  """Waits until all lines are copied, and writes directly from then on."""
+  """Waits until all lines are copied; later output is written directly."""
   if not _filters:
     return
   import subprocess
@@ -130,5 +130,5 @@ def drain() -> None:
     with contextlib.suppress(OSError, ValueError):
       sys.stdout.flush()
     os.dup2(saved_stdout, 1)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # another process that this one has started has it open
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a child of this process still has the pipe open
       child.wait(_DRAIN_SECONDS)

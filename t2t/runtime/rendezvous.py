@@ -1,8 +1,8 @@
-"""The roll call of a run: each process calls the first one, proves that it is of the run, and is told whether all came.
+"""Roll call of a run: each process connects to the first, authenticates, and learns whether all have come.
 
-Anyone who reaches the port may call.  Who does not know the run's token is hung up on, and cannot hold up the others:
-lines, seconds and callers at a time are limited.  The token is T2T_RUN_TOKEN, which `t2t launch` makes anew for each
-job; without it, it follows from what all processes know, which keeps off those that call by mistake.
+Any program may connect to the port. Connections without the run's token are closed, and cannot delay the others: length
+and time of messages and the number of connections are limited. `t2t launch` creates a random token, T2T_RUN_TOKEN, for
+each job. Without it, the token is derived from facts that all processes know, which rejects accidental connections.
 """
 
 import contextlib
@@ -21,19 +21,20 @@ from t2t.runtime import console, peer_monitor
 
 TOKEN = "T2T_RUN_TOKEN"
 _MISSING_SHOWN = 8
-_LINE, _LONG_LINE = 1024, 65536  # bytes: of a greeting; of the numbers of ten thousand processes that are missing
+_LINE, _LONG_LINE = 1024, 65536  # bytes: of a greeting; of a list of ten thousand missing processes
 _GREETING_SECONDS = 5.0
-_STRANGERS = 32  # that may call at a time, besides the processes of the run
+_STRANGERS = 32  # unknown callers at a time, besides the processes of the run
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSpec:
-  """One process of a run among all.
+  """A process of a run.
 
-  address: host:port of the first, which the others call.
-  number: of all processes.
-  index: of this one.
-  devices: numbers of the devices of this machine that are its own; None: all.
+  Attributes:
+    address: host:port of the first process.
+    number: of all processes.
+    index: of this one.
+    devices: numbers of this machine's devices that it uses; None for all.
   """
 
   address: str
@@ -42,20 +43,20 @@ class ProcessSpec:
   devices: tuple[int, ...] | None = None
 
 
-Others = dict[int, tuple[socket.socket, str]]  # index -> its connection, name of its host
+Others = dict[int, tuple[socket.socket, str]]  # index -> (connection, host name)
 
 
 def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
-  """Waits until all processes are there.
+  """Waits until all processes have come.
 
-  JAX waits as well, but then ends the process without a word about who is missing.  Here each process calls the first
-  one, at the port below the coordinator's, and is told by it.
+  JAX also waits, but then aborts without naming the missing processes. Here each process connects to the first one, at
+  the port below the coordinator's, which reports the result.
 
   Returns:
-    The connections, which stay open: index -> (connection, name of the host); see `peer_monitor.Link`.
+    The open connections: index -> (connection, host name); see `peer_monitor.Link`.
 
   Raises:
-    UserError: some are not there in time; names them.
+    UserError: some processes did not come in time; with their names.
   """
   host, _, port = process.address.rpartition(":")
   here = f"{socket.gethostname()} (process {process.index})"
@@ -70,8 +71,8 @@ def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
     shown = ", ".join(_name(index) for index in missing[:_MISSING_SHOWN])
     more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
     raise UserError(
-      f"{here}: {len(missing)} of {process.number} processes did not come within {seconds:.0f} s: {shown}{more};"
-      " look at their logs, start the command on every host, or give --join_seconds more"
+      f"{here}: {len(missing)} of {process.number} processes did not start within {seconds:.0f} s: "
+      f"{shown}{more}. Check their logs, start the command on every host, or raise --join_seconds"
     )
   return peers
 
@@ -82,48 +83,48 @@ def _token(process: ProcessSpec) -> bytes:
 
 
 def _proof(token: bytes, *words: str) -> str:
-  """What only who knows the token can say of these words."""
+  """Returns a proof of these words that requires the token."""
   return hmac.new(token, "\n".join(words).encode(), hashlib.sha256).hexdigest()
 
 
 def _name(index: int) -> str:
-  """What is known of a process that has not said its name."""
+  """Returns a name for a process that has not connected."""
   names = [name for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
   return f"process {index}" + (f" on {names[index]}" if index < len(names) else "")
 
 
 def _line(connection: socket.socket, seconds: float, *, limit: int = _LINE) -> str:
-  """What comes until the end of the line, and nothing of what comes after it.
+  """Reads one line, and nothing after it.
 
   Raises:
-    OSError: nothing comes in time, it is hung up, or the line is too long.
+    OSError: a timeout, a closed connection, or a line that is too long.
   """
   deadline, received = time.monotonic() + seconds, b""
   while not received.endswith(b"\n"):
     connection.settimeout(max(0.01, deadline - time.monotonic()))
     byte = connection.recv(1)
     if not byte:
-      raise ConnectionError("it hung up")
+      raise ConnectionError("connection closed by the peer")
     received += byte
     if len(received) > limit or time.monotonic() > deadline:
-      raise ConnectionError("what it said has no end")
+      raise ConnectionError("line too long")
   return received.decode("ascii", "replace").strip()
 
 
 class _Roll:
-  """Who has called the first process."""
+  """Connections to the first process."""
 
   def __init__(self, process: ProcessSpec, token: bytes):
     self._place, self._token = process, token
     self._came: queue.Queue[tuple[int, socket.socket, str, str]] = queue.Queue()
     self._greeting = threading.Semaphore(process.number + _STRANGERS)
-    self._told = threading.Lock()  # taken for good by the first stranger
+    self._told = threading.Lock()  # held after the first unknown caller
 
   def take(self, port: int, seconds: float) -> tuple[Others, list[int]]:
-    """Who has called after `seconds`, and who has not; all who have are told.
+    """Returns the processes that connected within `seconds`, and the missing ones; sends the result to all callers.
 
     Raises:
-      UserError: another program has the port.
+      UserError: another program uses the port.
     """
     deadline = time.monotonic() + seconds
     callers: dict[int, tuple[socket.socket, str, str]] = {}
@@ -131,7 +132,8 @@ class _Roll:
       server = socket.create_server(("", port), backlog=max(128, self._place.number + _STRANGERS))
     except OSError as error:
       raise UserError(
-        f"port {port} of {socket.gethostname()} is taken ({error.strerror}); another run? give --coordinator another"
+        f"port {port} of {socket.gethostname()} is in use ({error.strerror}), perhaps by another run. Give "
+        "another port in --coordinator"
       ) from error
     with server:
       while len(callers) < self._place.number - 1 and time.monotonic() < deadline:
@@ -145,7 +147,7 @@ class _Roll:
         with contextlib.suppress(queue.Empty):
           while True:
             index, caller, name, nonce = self._came.get_nowait()
-            if index in callers:  # it was started again
+            if index in callers:  # the process was restarted
               callers[index][0].close()
             callers[index] = caller, name, nonce
     missing = [index for index in range(1, self._place.number) if index not in callers]
@@ -163,23 +165,23 @@ class _Roll:
       caller.sendall(f"{challenge}\n".encode())
       index, name, nonce, proof = _line(caller, _GREETING_SECONDS).split(" ")
       if not hmac.compare_digest(proof, _proof(self._token, "call", challenge, index, name, nonce)):
-        raise ValueError("it does not know the run's token")
+        raise ValueError("wrong token of the run")
       if not 0 < int(index) < self._place.number:
-        raise ValueError("there is no such process")
+        raise ValueError("no such process")
       self._came.put((int(index), caller, name, nonce))
     except (OSError, ValueError, TypeError):
       caller.close()
       if self._told.acquire(blocking=False):
         console.tell(
-          f"{address} called at the port of the roll call, and is no process of this run: it is ignored, as all others"
-          f" are that come ({TOKEN} must be the same on all hosts, if it is set)"
+          f"{address} connected to the port of the roll call but is not a process of this run; such connections "
+          f"are ignored (if {TOKEN} is set, it must be the same on all hosts)"
         )
     finally:
       self._greeting.release()
 
 
 def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, seconds: float) -> tuple[Others, list[int]]:
-  """The first process, and who is missing, as it says."""
+  """Connects to the first process; returns it, and the missing processes that it reports."""
   deadline = time.monotonic() + seconds
   while True:
     caller = None
@@ -189,10 +191,10 @@ def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, second
       index, name, nonce = str(process.index), socket.gethostname().replace(" ", "_"), secrets.token_hex(16)
       proof = _proof(token, "call", challenge, index, name, nonce)
       caller.sendall(f"{index} {name} {nonce} {proof}\n".encode())
-      # It may have begun to wait when this one did.
+      # The first process may have started to wait at the same time as this one.
       reply, _, proof = _line(caller, max(0.1, deadline - time.monotonic()) + seconds, limit=_LONG_LINE).partition(" ")
       if not hmac.compare_digest(proof, _proof(token, "told", nonce, reply)):
-        raise ConnectionError(f"who is there has another {TOKEN}")
+        raise ConnectionError(f"the process there has another {TOKEN}")
       return {peer_monitor.FIRST: (caller, address[0])}, [] if reply == "all" else [
         int(index) for index in reply.split(",")
       ]
@@ -201,7 +203,8 @@ def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, second
         caller.close()
       if time.monotonic() >= deadline:
         raise UserError(
-          f"{socket.gethostname()} (process {process.index}): the first process, at {address[0]}, did not answer within"
-          f" {seconds:.0f} s ({error}); was the command started there, and may this host reach its port {address[1]}?"
+          f"{socket.gethostname()} (process {process.index}): the first process, at {address[0]}, did not answer "
+          f"within {seconds:.0f} s ({error}). Check that the command runs there, and that this host can reach "
+          f"its port {address[1]}"
         ) from error
       time.sleep(0.2)

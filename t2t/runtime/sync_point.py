@@ -1,9 +1,10 @@
-"""After which step all processes of a run do what one of them was asked for, such as to save and stop.
+"""Agreement of all processes on the step after which they act on a request, such as to save and stop.
 
-Every process asks at the same points, after each step and between the batches of an evaluation, whether something is
-due.  One that was asked tells the first; that has all say how often they have been here, during which nobody may go
-past the next point, and names the point after the furthest.  The link's threads exchange this: a process need not come
-to a point to say how far it is, or those that are ahead would wait for data of those that wait for them.
+Every process checks at the same points (after each step and between batches of an evaluation) whether an action is due.
+A process with a request sends it to the first process. The first process collects the counts of points that each has
+passed, while none may pass its next point, and chooses the point after the furthest. Listener threads exchange the
+messages. A process therefore reports its count between points, too; otherwise processes that are ahead would wait for
+collectives of processes that wait for them.
 """
 
 from collections.abc import Callable, Collection
@@ -13,16 +14,17 @@ from typing import NamedTuple
 
 FIRST = 0  # index of the process that decides
 
-# Of what may be asked for; the larger takes the place of the smaller.
+# Requests; a larger one replaces a smaller one.
 SAVE, STOP = 1, 2
 
 
 class SyncRequest(NamedTuple):
-  """What is asked for.
+  """A request to all processes.
 
-  wish: SAVE or STOP.
-  signal: the number of the signal that asked; 0: none did.
-  why: in words.
+  Attributes:
+    wish: SAVE or STOP.
+    signal: number of the signal that caused it; 0 without one.
+    why: in words.
   """
 
   wish: int
@@ -31,12 +33,12 @@ class SyncRequest(NamedTuple):
 
 
 class Agreement:
-  """One process's part in it; without others it decides by itself.
+  """The agreement as seen by a process; a single process decides by itself.
 
   Args:
     index: of this process.
-    peers: that it sends to; of the first process all others, of another the first alone.
-    send: takes the index of another, a word and a text.
+    peers: to send to: all others in the first process, the first process in others.
+    send: takes the index of a peer, a word and a text.
   """
 
   def __init__(
@@ -51,26 +53,26 @@ class Agreement:
     self._due: dict[int, SyncRequest] = {}
     self._counting = False
     self._condition = threading.Condition(threading.RLock())
-    # Of the first process alone.
+    # Used by the first process only.
     self._queue: list[SyncRequest] = []
     self._counts: dict[int, int] = {}
 
   def ask(self, request: SyncRequest) -> None:
-    """Has all processes do it, at the same point."""
+    """Requests an action of all processes at the same point."""
     if self._index == FIRST:
       self._line_up(request)
     else:
       self._send(FIRST, "wish", json.dumps(request))
 
   def reached(self) -> SyncRequest | None:
-    """This process is at the next point: what is due there."""
+    """Passes the next point; returns the action that is due there."""
     with self._condition:
       self._condition.wait_for(lambda: not self._counting)
       self._count += 1
       return self._due.pop(self._count, None)
 
   def take(self, peer: int, word: str, text: str) -> None:
-    """What another process sent; other words are no concern of this."""
+    """Handles a message of another process; unknown words are ignored."""
     if word == "wish":
       self._line_up(SyncRequest(*json.loads(text)))
     elif word == "count":
@@ -87,7 +89,7 @@ class Agreement:
 
   def _line_up(self, request: SyncRequest) -> None:
     with self._condition:
-      # A cloud tells all machines at once, and each tells the first process.
+      # A cloud signals all machines at once, and each forwards it to the first process.
       if any(request.wish <= pending.wish for pending in (*self._queue, *self._due.values())):
         return
       self._queue.append(request)

@@ -1,4 +1,4 @@
-"""Versions of t2t and of what it runs on."""
+"""Versions of t2t and its dependencies."""
 
 import importlib.metadata
 import pathlib
@@ -27,19 +27,19 @@ def of(distribution: str) -> str:
 
 
 def commit() -> str:
-  """Returns the commit of the checkout that t2t is imported from, with a + if files differ from it; "" elsewhere."""
+  """Returns the commit of t2t's checkout, with a + for local changes; "" if t2t is not a checkout."""
   if not is_checkout():
     return ""
   return output(["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty=+", "--exclude=*"]).strip()
 
 
 def is_checkout() -> bool:
-  """Returns whether t2t is imported from a clone, and not from a wheel."""
+  """Returns True if t2t is imported from a clone rather than a wheel."""
   return (_CHECKOUT / ".git").exists()
 
 
 def output(command: list[str], *, seconds: float = 10.0) -> str:
-  """Returns what a command prints; "" if it cannot be run, fails, or takes too long."""
+  """Returns the output of a command; "" if it cannot run, fails, or takes too long."""
   try:
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
   except (OSError, subprocess.TimeoutExpired):

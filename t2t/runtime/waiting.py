@@ -1,4 +1,4 @@
-"""What threads wait for that may not come, so that whoever watches them can name it: a file, a batch."""
+"""Registers what threads wait for, such as a file or a batch, so that the watchdog can name it."""
 
 import threading
 import time
@@ -7,22 +7,22 @@ _waits: dict[int, tuple[str, int, float]] = {}
 
 
 def begin(subject: str, number: int = 0) -> None:
-  """This thread waits from now on.
+  """Registers that this thread starts to wait.
 
   Args:
-    subject: the file or the stage, in words for a person.
-    number: records of it that have come; a call for each costs less than a microsecond.
+    subject: the file or the stage, in words.
+    number: records of it received so far; one call per record costs less than a microsecond.
   """
   _waits[threading.get_ident()] = subject, number, time.monotonic()
 
 
 def end() -> None:
-  """It has come."""
+  """Registers that this thread stops waiting."""
   _waits.pop(threading.get_ident(), None)
 
 
 def pending(least: float = 0.0) -> list[str]:
-  """What has been waited for so many seconds or more, the longest first.
+  """Returns descriptions of waits of at least `least` seconds, the longest first.
 
   Out: ["/data/a.txt, behind record 12: 63 s", "the next batch: 61 s"]
   """

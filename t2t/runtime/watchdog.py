@@ -1,4 +1,4 @@
-"""What is said, and done, when a step takes much longer than the steps before it."""
+"""Watchdog: reports a step that takes much longer than the previous steps, and ends runs that hang."""
 
 from collections.abc import Iterator
 import contextlib
@@ -13,20 +13,20 @@ import jax
 
 from t2t.runtime import peer_monitor, waiting
 
-# A step that takes so many times the usual one, and no less than so many seconds, is told.
+# Minimum duration of a step to be reported, in seconds.
 _SHORTEST_STALL = 60.0
 
 
 class Watchdog:
-  """Writes the stacks of all threads to stderr when a step takes many times as long as the steps before it.
+  """Writes the stacks of all threads to stderr when a step takes many times as long as the previous steps.
 
-  So the log of every host says where it stands when one of them hangs, and which file it waits for, instead of nothing.
-  After `longest` all hosts end: a run that stands still costs as much as one that does not.
+  The log of every host then shows its position and the file that it waits for. After `longest` all hosts exit, because
+  a hanging run costs as much as a running one.
 
   Args:
-    factor: how many times the usual step is told; 0: never.
-    longest: seconds after which several hosts end, if a step or the start has not ended by then; 0: never.
-    shortest: seconds below which no step is long.
+    factor: reports steps above this multiple of the usual time; 0 for never.
+    longest: seconds after which several hosts exit, if a step or the start has not ended; 0 for never.
+    shortest: minimum seconds of a step to be reported.
   """
 
   def __init__(self, factor: float, *, longest: float = 0.0, shortest: float = _SHORTEST_STALL):
@@ -39,7 +39,7 @@ class Watchdog:
 
   @contextlib.contextmanager
   def running(self) -> Iterator["Watchdog"]:
-    """Watches until the block ends; the first `step` ends what is no step, but may be too long: the start."""
+    """Watches until the block ends; the time before the first `step` counts as the start, which is watched, too."""
     self._closed, self._began = False, time.monotonic()
     thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
     if self._factor or self._longest:
@@ -52,7 +52,7 @@ class Watchdog:
         self._changed.notify()
 
   def step(self) -> None:
-    """A step has ended, and the next one begins."""
+    """Ends a step and begins the next one."""
     now = time.monotonic()
     with self._changed:
       if self._began is not None and self._started and not self._paused:
@@ -61,19 +61,19 @@ class Watchdog:
       self._changed.notify()
 
   def pause(self) -> None:
-    """What comes until `resume` is no step: an evaluation, a checkpoint; it may take four times as long as one."""
+    """Begins a pause until `resume`, for an evaluation or a checkpoint, which may take four times `longest`."""
     with self._changed:
       self._began, self._paused, self._told = time.monotonic(), True, False
       self._changed.notify()
 
   def resume(self) -> None:
-    """A step begins."""
+    """Begins a step."""
     with self._changed:
       self._began, self._told, self._paused = time.monotonic(), False, False
       self._changed.notify()
 
   def _limit(self) -> float | None:
-    """How long the running step may take until something is done; None: it is not known, or there is none."""
+    """Returns the time limit of the running step; None if there is no limit."""
     if self._began is None:
       return None
     if self._paused:
@@ -95,16 +95,15 @@ class Watchdog:
 
   def _tell(self, limit: float) -> None:
     if not self._told:
-      usual = f", usual are {statistics.median(self._seconds):.2g} s" if self._seconds else ""
+      usual = f" (usual: {statistics.median(self._seconds):.2g} s)" if self._seconds else ""
       print(
-        f"\nhost {jax.process_index()} ({socket.gethostname()}): this {'step' if self._started else 'start'} takes"
-        f" longer than {limit:.0f} s{usual};"
-        " where it stands:",
+        f"\nhost {jax.process_index()} ({socket.gethostname()}): this {'step' if self._started else 'start'} "
+        f"takes longer than {limit:.0f} s{usual}; stacks of all threads:",
         file=sys.stderr,
         flush=True,
       )
       for wait in waiting.pending(limit / 2):
-        print(f"it waits for {wait}", file=sys.stderr, flush=True)
+        print(f"waiting for {wait}", file=sys.stderr, flush=True)
       faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
       self._told = True
     if self._longest and limit >= self._longest:

@@ -1,1 +1,1 @@
-"""Files and objects, local or on a bucket: read whole or not at all, written in parts or at once."""
+"""Files and objects, local or in a bucket: atomic writes, growing logs and bounded reads."""

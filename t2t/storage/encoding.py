@@ -1,4 +1,4 @@
-"""Content that is not UTF-8 text: what it seems to be, and what the user can do."""
+"""Diagnoses content that is not UTF-8 text, and suggests a remedy."""
 
 import codecs
 
@@ -11,11 +11,11 @@ _ARCHIVES = {
   b"PAR1": "the file is Parquet: rename it to end in .parquet",
   b"ARROW1": "the file is Arrow or Feather: write it as Parquet",
 }
-_SHOWN = 400  # bytes that are looked at
+_SHOWN = 400  # bytes that are inspected
 
 
 def remedy(content: bytes, head: bytes = b"") -> str:
-  """The step that makes a file readable that is not UTF-8.
+  """Returns the step that makes a file readable that is not UTF-8.
 
   Args:
     content: a line of it, or all.
@@ -34,7 +34,7 @@ def remedy(content: bytes, head: bytes = b"") -> str:
 
 
 def not_utf8(content: bytes, error: UnicodeDecodeError, *, unit: str = "line", head: bytes = b"") -> str:
-  """The reason why a record is no text: its byte, and the remedy."""
+  """Returns the reason why a record is not text: the invalid byte, and a remedy."""
   return (
     f"not valid UTF-8 (byte {error.start + 1} of the {unit} is 0x{content[error.start]:02x}, {error.reason});"
     f" {remedy(content, head)}"
@@ -42,31 +42,31 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, *, unit: str = "line", h
 
 
 def unpaired_surrogate(text: str) -> str:
-  """Returns the reason why a text is not valid Unicode; "" if it is.
+  r"""Returns the reason why a text is not valid Unicode; "" if it is.
 
-  JSON can escape half of a surrogate pair, and Python makes one of a byte that is not UTF-8 in a file's name; no UTF-8
-  text can contain it.
+  JSON can escape half of a surrogate pair, and Python decodes an invalid byte of a file name to one. UTF-8 text cannot
+  contain it.
 
-  In:  "ab\\ud800"
-  Out: "is not valid Unicode: character 3, \\ud800, is an unpaired surrogate, ..."
+    In:  "ab\\ud800"
+    Out: "is not valid Unicode: character 3, \\ud800, is an unpaired surrogate, ..."
   """
   try:
     text.encode("utf-8")
   except UnicodeEncodeError as error:
     half = f"character {error.start + 1:,}, \\u{ord(text[error.start]):04x}, is an unpaired surrogate"
-    return f"is not valid Unicode: {half}, half of a character; remove it, or give the other half as well"
+    return f"is not valid Unicode: {half}, half of a character. Remove it, or add the other half"
   return ""
 
 
 def _charset(content: bytes) -> str:
-  """The name that iconv has for the likeliest encoding; "" for none."""
+  """Returns iconv's name for the likeliest encoding; "" if there is none."""
   content = content[:_SHOWN]
-  if content.startswith(_UTF_32):  # whose mark begins as that of UTF-16 does
+  if content.startswith(_UTF_32):  # first, because its byte-order mark begins with UTF-16's
     return "utf-32"
   if content.startswith(_UTF_16):
     return "utf-16"
   if b"\0" in content:
-    # ASCII in UTF-16 has a zero in every second byte; in which, depends on where the line was cut.
+    # ASCII in UTF-16 has a zero in every second byte; the cut of the line decides in which.
     zeros = [content[i::2].count(0) / max(len(content[i::2]), 1) for i in range(2)]
     return "utf-16" if max(zeros) > 0.3 and min(zeros) < 0.1 else ""
   odd = sum(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in content)

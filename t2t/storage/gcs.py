@@ -1,7 +1,7 @@
-"""Google Cloud Storage as t2t itself asks it: what a bucket holds, the bytes of objects, and objects that grow.
+"""Google Cloud Storage client: listings, bytes of objects, growing objects and conditional writes.
 
-TensorStore and TensorFlow have clients of their own, for arrays and for what seqio reads. TensorFlow's takes an error
-for the end of a file where lines are iterated; this one raises.
+TensorStore and TensorFlow have their own clients, for arrays and for seqio's files. When iterating lines, TensorFlow's
+client takes an error for the end of a file; this one raises.
 """
 
 import base64
@@ -20,39 +20,39 @@ from etils import epath
 from t2t import UserError
 from t2t.storage import outage
 
-# One request is given this long; what may be tried again is, until the other is over.
+# Time limit of one request, and of all retries together.
 _REQUEST_SECONDS = 20
 RETRY_SECONDS = 60
-_LONGEST_WAIT = 5.0  # between tries, which end where one that is drawn would be too late: of the client's, up to 60 s
+_LONGEST_WAIT = 5.0  # between retries; the client's default of up to 60 s could end the retries early
 
-_READ_AT_ONCE = 4 * 2**20  # bytes: a request takes 30 ms or so, whatever its size
+_READ_AT_ONCE = 4 * 2**20  # bytes; a request takes about 30 ms at any size
 _MOVED_AT_ONCE = 8  # objects
 
-# What the client raises at a name that no bucket can have: "", "-".
+# The client's errors for invalid bucket names: "", "-".
 _NO_NAME = (ValueError, IndexError)
 
 
 def is_remote(path: Any) -> bool:
-  """Whether `path` lies in a bucket."""
+  """Returns True if `path` is in a bucket."""
   return str(path).startswith("gs://")
 
 
 def _split(path: Any) -> tuple[str, str]:
-  """Name of the bucket and of the object."""
+  """Splits a path into the names of bucket and object."""
   name, _, key = str(path).removeprefix("gs://").partition("/")
   return name, key
 
 
 @functools.lru_cache(maxsize=1)
 def _client():
-  # Half a second to import: only who names a bucket waits for it.
+  # Imported on first use, because the import takes half a second.
   import google.auth.exceptions
   from google.cloud import storage
 
   try:
     return storage.Client()
   except google.auth.exceptions.DefaultCredentialsError:
-    return storage.Client.create_anonymous_client()  # public buckets, such as T5's vocabularies, can still be read
+    return storage.Client.create_anonymous_client()  # public buckets, such as T5's vocabularies, are still readable
 
 
 def _patience(seconds: float | None = None) -> Mapping[str, Any]:
@@ -73,13 +73,13 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _reason(error: Exception) -> str:
-  """What a person can use of an error of the client."""
+  """Returns the useful part of a client error."""
   import google.api_core.exceptions
   import google.auth.exceptions
   from google.cloud.storage import exceptions
 
   if isinstance(error, google.api_core.exceptions.RetryError) and error.cause is not None:
-    return f"{_reason(error.cause)}, however often it was tried"
+    return f"{_reason(error.cause)} after all retries"
   if isinstance(error, google.auth.exceptions.GoogleAuthError):
     return f"no credentials for Google Cloud: {error}"
   if isinstance(error, google.api_core.exceptions.GoogleAPICallError):
@@ -90,14 +90,14 @@ def _reason(error: Exception) -> str:
 
 
 def _status(code: int) -> str:
-  """Of HTTP, with its name if it has one; the client has classes for some alone, and gives the others as numbers."""
+  """Formats an HTTP status with its name; the client has classes for some codes only."""
   names = {status.value: f" {status.phrase}" for status in http.HTTPStatus}
   return f"{int(code)}{names.get(int(code), '')}"
 
 
 @contextlib.contextmanager
 def _as_os_errors() -> Iterator[None]:
-  """What the client raises, as those know it who read and write files."""
+  """Converts the client's errors to OSError."""
   try:
     yield
   except _errors() as error:
@@ -105,15 +105,15 @@ def _as_os_errors() -> Iterator[None]:
 
 
 def check(path: Any, *, where: str) -> None:
-  """Asks whether the bucket of `path` is there and may be read; a local path is always right.
+  """Checks that the bucket of `path` exists and is readable; local paths always pass.
 
   Args:
     path: local or gs://.
-    where: what the user named it with, for messages.
+    where: the user's key or flag for it, for messages.
 
   Raises:
-    UserError: there is no such bucket, or no right to it.
-    Away: there is no way to it.
+    UserError: the bucket does not exist, or access is denied.
+    Away: the bucket cannot be reached.
   """
   if not is_remote(path):
     return
@@ -125,17 +125,17 @@ def check(path: Any, *, where: str) -> None:
 
 
 def check_folder(path: Any, *, where: str) -> None:
-  """Whether a folder may be at `path`, or be made there.
+  """Checks that `path` is a folder, or can become one.
 
   Args:
-    path: local or gs://, where anything may be.
-    where: what the user named it with, for messages.
+    path: local or gs://; gs:// paths always pass.
+    where: the user's key or flag for it, for messages.
 
   Raises:
-    UserError: a file is there.
+    UserError: it is a file.
   """
   if not is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
-    raise UserError(f"{where}{path}: is a file; give a folder, which is made where there is none")
+    raise UserError(f"{where}{path}: is a file. Give a folder; it is created if it does not exist")
 
 
 def _refusal(error: Exception, path: Any, subject: str) -> UserError:
@@ -143,26 +143,27 @@ def _refusal(error: Exception, path: Any, subject: str) -> UserError:
 
   name = _split(path)[0]
   if isinstance(error, (exceptions.NotFound, exceptions.BadRequest, *_NO_NAME)):
-    return UserError(f"{subject}: there is no bucket {name!r}; `gcloud storage ls` shows those there are")
+    return UserError(f"{subject}: bucket {name!r} does not exist. Run `gcloud storage ls` to list the buckets")
   if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
     return UserError(
-      f"{subject}: no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give"
-      " this machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (docs/launch.md)"
+      f"{subject}: access to bucket {name!r} is denied ({_reason(error)}). Run `gcloud auth application-default "
+      "login`, or give this machine's service account roles/storage.objectAdmin and "
+      "roles/storage.legacyBucketReader (docs/launch.md)"
     )
   return outage.refusal(f"{subject}: bucket {name!r} cannot be reached ({_reason(error)})", error)
 
 
-# ---- What is there ---------------------------------------------------------------------------------------------------
+# ---- Listings --------------------------------------------------------------------------------------------------------
 
 
 def glob(pattern: str, *, where: str) -> list[str]:
-  """Paths of the objects whose names match a glob; `*` stays within a folder, `**` does not.
+  """Returns the paths of objects that match a glob; `*` stays within a folder, `**` does not.
 
-  The name of an object that is there is taken as it stands, with brackets and braces in it.
+  The exact name of an existing object matches itself, including brackets and braces.
 
   Args:
     pattern: gs://BUCKET/NAME.
-    where: what the user set, for messages.
+    where: the user's key or flag for it, for messages.
 
   Raises:
     UserError: the bucket cannot be listed.
@@ -179,16 +180,16 @@ def glob(pattern: str, *, where: str) -> list[str]:
 
 
 def stats(paths: list[str], *, where: str) -> dict[str, tuple[int, int]]:
-  """Path -> (bytes, generation) of these objects, by a listing of each of their folders: a request for a thousand.
+  """Returns path -> (bytes, generation) of objects; lists each folder once, a thousand objects per request.
 
   Raises:
-    UserError: a bucket cannot be listed, or one of the objects is not there.
+    UserError: a bucket cannot be listed, or an object does not exist.
   """
   return {path: (blob.size, blob.generation) for path, blob in _listed(paths, where=where).items()}
 
 
 def checksums(paths: list[str], *, where: str) -> dict[str, str]:
-  """Path -> CRC-32C of these objects, as their bucket has it, see `stats`."""
+  """Returns path -> CRC-32C of objects, as stored by their bucket; see `stats`."""
   return {path: blob.crc32c or "" for path, blob in _listed(paths, where=where).items()}
 
 
@@ -200,12 +201,12 @@ def _listed(paths: list[str], *, where: str) -> dict[str, Any]:
       blobs[f"gs://{name}/{blob.name}"] = blob
   missing = [path for path in paths if path not in blobs]
   if missing:
-    raise UserError(f"{where}: {missing[0]}: is not there")
+    raise UserError(f"{where}: {missing[0]}: does not exist")
   return {path: blobs[path] for path in paths}
 
 
 def names(folder: epath.Path, *, where: str) -> list[str]:
-  """Names of what lies directly in a folder, local or of a bucket, which need not be there.
+  """Returns the names directly in a folder, local or in a bucket; [] if it does not exist.
 
   Raises:
     UserError: the bucket cannot be listed.
@@ -220,7 +221,7 @@ def names(folder: epath.Path, *, where: str) -> list[str]:
 
 
 def checksums_below(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
-  """Path within a folder -> bytes and CRC-32C of every object below it, as the bucket knows them: nothing is read.
+  """Returns path within a folder -> (bytes, CRC-32C) of every object below it, from metadata alone.
 
   Raises:
     UserError: the bucket cannot be listed.
@@ -235,7 +236,7 @@ def checksums_below(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
 
 
 def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[list, set[str]]:
-  """Objects, and names of the folders that were not looked into."""
+  """Returns objects, and the names of folders that were not listed."""
   fields = "items(name,size,generation,crc32c),prefixes,nextPageToken"
   try:
     pages = _client().list_blobs(name, prefix=prefix, fields=fields, **options, **_patience())
@@ -245,17 +246,17 @@ def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[
 
 
 def move(folder: Any, target: Any, *, first: Sequence[str]) -> None:
-  """Moves all that is below a folder to another of the same bucket, which copies it without a byte coming here.
+  """Moves everything below a folder to another folder of the same bucket, by copies within the bucket.
 
-  All is there twice before anything is taken away: killed anywhere, nothing is lost, and the next call ends it.
+  Everything is copied before anything is removed: after a kill nothing is lost, and the next call finishes.
 
   Args:
     folder, target: gs://BUCKET/NAME.
-    first: of what is taken away, the objects whose absence says that the folder is no whole one any more; one after
-      another, and all others after them, in any order.
+    first: objects to remove first, in order; their absence marks the folder as incomplete. All others follow in any
+      order.
 
   Raises:
-    OSError: the bucket does not do as asked.
+    OSError: a request to the bucket failed.
   """
   name, key = _split(folder)
   prefix, (_, new) = f"{key.rstrip('/')}/", _split(target)
@@ -265,7 +266,7 @@ def move(folder: Any, target: Any, *, first: Sequence[str]) -> None:
 
     def copy(blob) -> None:
       copied, token = bucket_.blob(f"{new.rstrip('/')}/{blob.name[len(prefix) :]}"), None
-      while True:  # of a large object a part at a time
+      while True:  # large objects are copied in parts
         token, _, _ = copied.rewrite(blob, token=token, **_patience())
         if token is None:
           return
@@ -275,14 +276,14 @@ def move(folder: Any, target: Any, *, first: Sequence[str]) -> None:
 
 
 def remove(folder: Any, *, first: Sequence[str]) -> None:
-  """Removes all that is below a folder.
+  """Removes everything below a folder.
 
   Args:
     folder: gs://BUCKET/NAME.
-    first: as `move`'s.
+    first: see `move`.
 
   Raises:
-    OSError: the bucket does not do as asked.
+    OSError: a request to the bucket failed.
   """
   name, key = _split(folder)
   prefix = f"{key.rstrip('/')}/"
@@ -297,19 +298,19 @@ def remove(folder: Any, *, first: Sequence[str]) -> None:
 
 
 def open_binary(path: Any) -> io.BufferedReader:
-  """An object as a file of bytes; one that is overwritten meanwhile is read as it was or not at all.
+  """Opens an object as a binary file; an object that is overwritten meanwhile is read in its old version or not at all.
 
   Raises:
-    OSError: here or by any reading: it is not there, or cannot be read to its end.
+    OSError: on opening or reading: the object does not exist, or cannot be read to its end.
   """
   return io.BufferedReader(_BlobReader(path), _READ_AT_ONCE)
 
 
 def read(path: epath.Path) -> bytes:
-  """All bytes of a file, local or in a bucket.
+  """Returns all bytes of a file, local or in a bucket.
 
   Raises:
-    OSError: it is not there, or cannot be read to its end.
+    OSError: it does not exist, or cannot be read to its end.
   """
   if not is_remote(path):
     return path.read_bytes()
@@ -328,7 +329,7 @@ class _BlobReader(io.RawIOBase):
     with _as_os_errors():
       blob.reload(**_patience())
     self._size = blob.size
-    # By name and generation: what was found has a link of its own, which may lead by another way than this client's.
+    # Built from name and generation, because the listed blob has a link that may bypass this client's endpoint.
     self._blob = _client().bucket(name).blob(key, generation=blob.generation)
 
   def readable(self):
@@ -359,19 +360,19 @@ class _BlobReader(io.RawIOBase):
     with _as_os_errors():
       content = self._blob.download_as_bytes(start=self._position, end=end - 1, checksum=None, **_patience())
     if len(content) != end - self._position:
-      raise OSError(f"{len(content)} bytes came where {end - self._position} were asked for")
+      raise OSError(f"received {len(content)} of {end - self._position} bytes")
     self._position = end
     return content
 
 
-# ---- Objects that grow -----------------------------------------------------------------------------------------------
+# ---- Growing objects -------------------------------------------------------------------------------------------------
 
 
 class Object:
-  """An object that grows: what is added goes up by itself, as .part beside it, and the bucket joins the two.
+  """An object that grows: an addition is uploaded as .part beside it, and the bucket joins the two.
 
-  Each change asks for the generation that the last one left, so that one which is sent twice is made once.  All methods
-  raise OSError where the bucket does not do as asked.
+  Each change requires the generation of the previous one, so a request that is sent twice is applied once. All methods
+  raise OSError if a request to the bucket fails.
   """
 
   def __init__(self, path: Any, content_type: str):
@@ -380,10 +381,10 @@ class Object:
     self._part = f"{folder}{slash}.part"
     self._bucket = _client().bucket(name)
     self._content_type = content_type
-    self._generation, self._size = 0, 0  # of what is there; 0: nothing
+    self._generation, self._size = 0, 0  # of the existing object; 0 without one
 
   def size(self) -> int:
-    """Bytes that are there now."""
+    """Returns the current number of bytes."""
     with _as_os_errors():
       self._is(self._bucket.get_blob(self._key, **_patience()))
     return self._size
@@ -392,21 +393,21 @@ class Object:
     self._generation, self._size = (blob.generation, blob.size) if blob else (0, 0)
 
   def read(self) -> bytes:
-    """All of it; nothing if it is not there."""
+    """Returns all bytes; b"" if the object does not exist."""
     if not self.size():
       return b""
     with _as_os_errors():
       return self._bucket.blob(self._key, generation=self._generation).download_as_bytes(**_patience())
 
   def replace(self, content: bytes) -> None:
-    """Makes `content` all that is there."""
+    """Replaces the whole object by `content`."""
     target, kind = self._bucket.blob(self._key), {"content_type": self._content_type}
     with self._once(len(content)):
       target.upload_from_string(content, if_generation_match=self._generation, **kind, **_patience())
       self._is(target)
 
   def append(self, content: bytes) -> None:
-    """Adds to what is there; if it raises, `size` tells whether it was added."""
+    """Appends; if it raises, `size` shows whether the content was added."""
     if not self._generation:
       self.replace(content)
       return
@@ -419,7 +420,7 @@ class Object:
 
   @contextlib.contextmanager
   def _once(self, size: int) -> Iterator[None]:
-    """A change that leaves `size` bytes; of one whose answer was lost, the next try finds another generation."""
+    """Makes a change that leaves `size` bytes; detects a retried request whose first try succeeded."""
     from google.api_core import exceptions
 
     with _as_os_errors():
@@ -430,21 +431,21 @@ class Object:
           raise
 
   def close(self) -> None:
-    """Removes the part; what was added stays."""
+    """Removes the part; the object stays."""
     with _as_os_errors():
       part = self._bucket.get_blob(self._part, **_patience())
       if part:
         part.delete(**_patience())
 
 
-# ---- Objects that one of many may write ------------------------------------------------------------------------------
+# ---- Conditional writes ----------------------------------------------------------------------------------------------
 
 
 def look(path: Any) -> tuple[int, bytes]:
-  """Generation and content of an object; 0 where there is none.
+  """Returns generation and content of an object; generation 0 if it does not exist.
 
   Raises:
-    OSError: the bucket does not do as asked.
+    OSError: a request to the bucket failed.
   """
   from google.api_core import exceptions
 
@@ -458,19 +459,19 @@ def look(path: Any) -> tuple[int, bytes]:
         blob = _client().bucket(name).blob(key, generation=current.generation)
         return current.generation, blob.download_as_bytes(**_patience())
       except exceptions.NotFound:
-        continue  # written again, or deleted, in between
+        continue  # it was written or deleted meanwhile
 
 
 def swap(path: Any, content: bytes, generation: int) -> int | None:
-  """Writes an object if its generation is the one given; the new one, or None where it is not.
+  """Writes an object if its generation matches; returns the new generation, or None if it does not match.
 
   Args:
     path: gs://.
-    content: no other is the same, or an answer that was lost cannot be told from another's doing.
-    generation: 0: there is no object.
+    content: unique, because a lost answer is recognized by the content.
+    generation: 0 if the object must not exist.
 
   Raises:
-    OSError: the bucket does not do as asked.
+    OSError: a request to the bucket failed.
   """
   from google.api_core import exceptions
 
@@ -487,10 +488,10 @@ def swap(path: Any, content: bytes, generation: int) -> int | None:
 
 
 def discard(path: Any, generation: int) -> None:
-  """Deletes an object if its generation is the one given.
+  """Deletes an object if its generation matches.
 
   Raises:
-    OSError: the bucket does not do as asked.
+    OSError: a request to the bucket failed.
   """
   from google.api_core import exceptions
 
@@ -500,5 +501,5 @@ def discard(path: Any, generation: int) -> None:
 
 
 def absolute(path: str) -> epath.Path:
-  """A local path from the root, since TensorStore takes no other; a bucket's as it is."""
+  """Makes a local path absolute, which TensorStore requires; gs:// paths are unchanged."""
   return epath.Path(path) if "://" in path else epath.Path(os.path.abspath(os.path.expanduser(path)))

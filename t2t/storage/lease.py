@@ -1,7 +1,7 @@
-"""A lease on a folder of a bucket, which has no locks: an object that its holder writes again and again.
+"""A lease on a folder of a bucket, which has no locks: an object that its holder rewrites periodically.
 
-Who finds it waits whether it is written again: if so, somebody lives who holds it; if not, it is taken over.  No clock
-is compared with another.
+A process that finds the object waits for a rewrite. If it is rewritten, the holder is alive; otherwise the lease is
+taken over. Clocks of different machines are never compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from t2t.runtime import console
 from t2t.storage import gcs, outage
 
 RENEW_SECONDS = 15.0
-MISSED = 3  # renewals, after which it may be taken over
+MISSED = 3  # missed renewals before a takeover
 
 
 def _machine() -> str:
-  """What no other has while it runs: machines that were cloned, and containers, may have one name and the same pids."""
+  """Returns an id of the running machine, because clones and containers may share host name and pids."""
   identifiers = []
   for read in (
     lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
@@ -38,13 +38,14 @@ def _machine() -> str:
 
 @dataclasses.dataclass
 class _Holder:
-  """What the object says.
+  """Content of the object.
 
-  host, pid: of the process.
-  since: when it began, in words.
-  machine: what tells it from others of that name, see `_machine`.
-  key: another for each lease.
-  times: it was renewed, so that no two contents are the same.
+  Attributes:
+    host, pid: of the process.
+    since: start time, in words.
+    machine: see `_machine`.
+    key: unique for each lease.
+    times: number of renewals, so that all contents differ.
   """
 
   host: str
@@ -58,7 +59,7 @@ class _Holder:
     return f"process {self.pid} on {self.host}, since {self.since}"
 
   def is_dead(self) -> bool:
-    """Whether it was of this machine, where it is no more; False where that cannot be known."""
+    """Returns True if it was a process of this machine that has exited; False if that is unknown."""
     if (self.host, self.machine) != (socket.gethostname(), _machine()):
       return False
     try:
@@ -82,10 +83,10 @@ class Lease:
 
   Args:
     path: of the object, gs://.
-    on_lost: called in a thread, with a sentence, when another has taken it over.
+    on_lost: called in a thread, with a sentence, after a takeover by another run.
 
   Raises:
-    UserError: another holds it, or it cannot be written; `Away`, its bucket does not answer.
+    UserError: another run holds it, or it cannot be written; `Away` if the bucket does not answer.
   """
 
   def __init__(self, path: Any, *, on_lost: Callable[[str], None]):
@@ -96,7 +97,10 @@ class Lease:
     try:
       self._generation = self._take()
     except OSError as error:
-      problem = f"{path} cannot be written ({error}); whoever trains holds it, so that no two write"
+      problem = (
+        f"{path} cannot be written ({error}). Training needs it as a lock, so that only one run writes. Check the "
+        "bucket's permissions, or give another --workdir"
+      )
       raise outage.refusal(problem, error) from error
     threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -114,13 +118,13 @@ class Lease:
     return new_generation
 
   def _refusal(self, holder: _Holder) -> str:
-    return f"{self._path}: another run ({holder}) is writing there; wait for it, stop it, or give another --workdir"
+    return f"{self._path}: another run ({holder}) is writing there. Wait for it, stop it, or give another --workdir"
 
   def _wait_for_the_end_of(self, holder: _Holder, generation: int) -> None:
     if holder.is_dead():
       return
     seconds = MISSED * RENEW_SECONDS
-    console.tell(f"{self._path} is held by {holder}; waiting {seconds:.0f} s whether it lives")
+    console.tell(f"{self._path} is held by {holder}; waiting {seconds:.0f} s to see whether that process is alive")
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
       time.sleep(RENEW_SECONDS / 4)
@@ -139,15 +143,15 @@ class Lease:
         try:
           new_generation = gcs.swap(self._path, self._content(), self._generation)
         except OSError:
-          continue  # the bucket does not answer; nothing else is written meanwhile, either
+          continue  # the bucket does not answer, so no other process can write, either
       if new_generation is None:
         self._released.set()
-        self._on_lost(f"{self._path}: another run has taken it over, so that this one may not write any more")
+        self._on_lost(f"{self._path}: another run has taken the lease over, so this run must not write any more")
         return
       self._generation = new_generation
 
   def release(self) -> None:
-    """Others may have it at once."""
+    """Releases the lease, so that others can take it immediately."""
     if self._released.is_set():
       return
     self._released.set()
@@ -156,10 +160,10 @@ class Lease:
 
 
 def is_held(path: Any) -> bool:
-  """Whether there is a lease; False where its holder is known to be dead, and not whether one elsewhere lives.
+  """Returns whether there is a lease; False if its holder is known to be dead. Holders elsewhere are not checked.
 
   Raises:
-    OSError: its bucket does not answer.
+    OSError: the bucket does not answer.
   """
   generation, content = gcs.look(path)
   return bool(generation) and not _read(content).is_dead()

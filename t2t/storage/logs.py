@@ -1,4 +1,4 @@
-"""Files that grow, on a disk or in a bucket: what is added waits in memory until it has been written, once."""
+"""Growing files, on a disk or in a bucket; additions wait in memory until they have been written exactly once."""
 
 from collections.abc import Callable
 import os
@@ -12,7 +12,7 @@ from t2t.storage import gcs
 
 
 def read(path: epath.Path) -> bytes:
-  """All of a file; nothing if it is not there."""
+  """Returns the content of a file; b"" if it does not exist."""
   return _store(path, "").read()
 
 
@@ -25,7 +25,8 @@ class _Disk:
 
   def __init__(self, path: epath.Path):
     self._path = pathlib.Path(path)
-    self._path.parent.mkdir(parents=True, exist_ok=True)  # and not later: a folder that was moved stays away
+    # created only once: a folder that is moved later is not created again
+    self._path.parent.mkdir(parents=True, exist_ok=True)
 
   def size(self) -> int:
     return self._path.stat().st_size if self._path.exists() else 0
@@ -34,7 +35,7 @@ class _Disk:
     return self._path.read_bytes() if self._path.exists() else b""
 
   def replace(self, content: bytes) -> None:
-    # As durable as what was appended: what a loss of power leaves under the name must not be less than was there.
+    # Durable as appends are, so that a power loss cannot leave less than before.
     cache_folder.write_atomically(self._path, content, durable=True)
 
   def append(self, content: bytes) -> None:
@@ -48,15 +49,15 @@ class _Disk:
 
 
 class Log:
-  """A file, and what waits to be written behind it."""
+  """A file with additions that wait to be written."""
 
   def __init__(self, path: epath.Path, *, keep: Callable[[bytes], bytes], content_type: str = "text/plain"):
-    """Opens the file, which need not be there.
+    """Opens the file, which may not exist.
 
     Args:
       path: local or gs://.
-      keep: what an earlier run has written -> the part of it that stays.
-      content_type: what browsers make of an object in a bucket.
+      keep: content from earlier runs -> the part to keep.
+      content_type: of an object in a bucket, for browsers.
     """
     self.path = path
     self._store = _store(path, content_type)
@@ -65,21 +66,21 @@ class Log:
     if kept_content != content:
       self._store.replace(kept_content)
     self._size = len(kept_content)
-    self._sure = True  # that so much is there
+    self._sure = True  # whether `_size` is the actual size
     self._waiting = bytearray()
     self._lock = threading.Lock()
 
   def add(self, content: bytes) -> None:
-    """Takes `content`; it is written by `bring`."""
+    """Queues `content` for `bring`."""
     with self._lock:
       self._waiting += content
 
   def bring(self) -> None:
-    """Writes what waits; if that fails, in whatever way, the next call goes on where this one came to."""
+    """Writes the queue; after any failure the next call continues at the right byte."""
     with self._lock:
       content = bytes(self._waiting)
     if not self._sure:
-      # A write that failed may have been made, or half of it: the size tells.
+      # A failed write may have been applied completely or partly; the size shows how much.
       size = self._store.size()
       arrived = size - self._size if self._size <= size <= self._size + len(content) else 0
       self._forget(arrived)
@@ -96,9 +97,9 @@ class Log:
 
   @property
   def waiting(self) -> bytes:
-    """What is not written yet."""
+    """Bytes that are not written yet."""
     return bytes(self._waiting)
 
   def close(self) -> None:
-    """Leaves nothing beside the file."""
+    """Removes temporary objects."""
     self._store.close()

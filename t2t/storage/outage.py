@@ -1,6 +1,6 @@
-"""A bucket that does not answer for now, whichever of its three clients says so.
+"""Detects outages of a bucket in the errors of its three clients.
 
-It is nobody's fault, and goes away: who starts the same command again comes further, which launchers do.
+Outages end by themselves: a restarted command resumes, and launchers restart it.
 """
 
 from collections.abc import Iterator
@@ -10,24 +10,24 @@ from t2t import UserError
 from t2t.runtime import exit_codes
 
 _LONGEST = 200  # characters of a reason
-_REQUEST_TIMEOUT = 408  # of HTTP
+_REQUEST_TIMEOUT = 408  # HTTP status
 
-# Names of TensorFlow's errors, and words in front of TensorStore's: what both say of servers, and of the way there.
+# Names of TensorFlow's errors, and prefixes of TensorStore's, for server and network problems.
 _TENSORFLOW = ("AbortedError", "DeadlineExceededError", "InternalError", "ResourceExhaustedError", "UnavailableError")
 _TENSORSTORE = re.compile(r"(^|: )(ABORTED|DEADLINE_EXCEEDED|INTERNAL|RESOURCE_EXHAUSTED|UNAVAILABLE): ")
-_NO_WAY = "libcurl code"  # of TensorFlow: a name that is not resolved is FailedPreconditionError to it
+_NO_WAY = "libcurl code"  # in TensorFlow's FailedPreconditionError for a host name that is not resolved
 
 
 class Away(UserError):
-  """A bucket does not answer, however often it is asked."""
+  """A bucket does not answer after all retries."""
 
   exit_code = exit_codes.LOST
 
 
 def reason(error: BaseException) -> str | None:
-  """Why a bucket does not answer, in a line, if that is what an error or one of its causes is about; None: it is not.
+  """Returns the reason in a line if an error or one of its causes is an outage of a bucket; None otherwise.
 
-  What a user must mend, such as a name that no bucket has or a right that is missing, is no outage.
+  Errors that the user must fix, such as a wrong bucket name or missing permissions, are no outages.
   """
   for cause in _causes(error):
     if isinstance(cause, Away) or _is_tensorflows(cause) or _is_tensorstores(cause) or _is_googles(cause):
@@ -37,7 +37,7 @@ def reason(error: BaseException) -> str | None:
 
 
 def refusal(message: str, error: BaseException) -> UserError:
-  """What to raise of an error of a bucket: `Away` if it is that it does not answer, or else what the user must mend."""
+  """Returns the error to raise for a bucket's error: `Away` for an outage, else a UserError for the user to fix."""
   return (Away if reason(error) else UserError)(message)
 
 
@@ -61,7 +61,7 @@ def _is_tensorstores(error: BaseException) -> bool:
 
 def _is_googles(error: BaseException) -> bool:
   package = type(error).__module__.partition(".")[0]
-  if package not in ("google", "requests"):  # neither is imported for errors that cannot be its own
+  if package not in ("google", "requests"):  # avoids imports for errors of other packages
     return False
   import google.api_core.exceptions as api
   import google.auth.exceptions as auth
@@ -69,7 +69,7 @@ def _is_googles(error: BaseException) -> bool:
 
   if isinstance(error, auth.GoogleAuthError):
     return error.retryable or isinstance(error, auth.TransportError | auth.TimeoutError)
-  if isinstance(error, api.GoogleAPICallError) and error.code == _REQUEST_TIMEOUT:  # there is no class for it
+  if isinstance(error, api.GoogleAPICallError) and error.code == _REQUEST_TIMEOUT:  # the client has no class for it
     return True
   servers = api.RetryError | api.ServerError | api.TooManyRequests
   broken_off = requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError

@@ -1,7 +1,7 @@
-"""Small files that others wrote: read within bounds, from files alone, and never as more than data.
+"""Reads small untrusted files: regular files only, with a size limit, and never executed.
 
-What a path names may be a pipe, on which opening waits for ever, or a device, whose bytes have no end; and what is to
-be JSON may be gigabytes, or brackets within brackets.
+A path may be a pipe, on which opening blocks forever, or an endless device. A JSON file may have gigabytes, or extreme
+nesting.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,13 @@ from etils import epath
 from t2t import UserError
 from t2t.storage import gcs
 
-MOST_JSON = 16 * 2**20  # bytes; the index of a model of 90,000 tensors has 9 MB, and made into objects a byte takes 20
+# bytes; the index of a model of 90,000 tensors has 9 MB, and Python objects take 20 times the size
+MOST_JSON = 16 * 2**20
 _MOST = 256 * 2**20  # bytes of a vocabulary; Gemma's tokenizer.json has 33 MB
 
 
 def is_file(path: epath.Path) -> bool:
-  """Whether there is a file that has an end, by itself or through a link; of a bucket, whether it is there."""
+  """Returns True for a regular file, also through a link, and for an existing object in a bucket."""
   if "://" in str(path):
     return path.exists() and not path.is_dir()
   try:
@@ -30,19 +31,19 @@ def is_file(path: epath.Path) -> bool:
 
 
 def size(path: epath.Path) -> int:
-  """Bytes of a file.
+  """Returns the size of a file in bytes.
 
   Raises:
-    UserError: it is not there, or a folder, a pipe or a device.
+    UserError: it does not exist, or is a folder, a pipe or a device.
   """
   if not is_file(path):
-    problem = "is no file but a folder, a pipe or a device" if path.exists() else "is not there"
-    raise UserError(f"{path}: {problem}; copy or download it again")
+    problem = "is not a file but a folder, a pipe or a device" if path.exists() else "does not exist"
+    raise UserError(f"{path}: {problem}. Copy or download it again")
   return epath.Path(path).stat().length
 
 
 def read(path: epath.Path, *, most: int = _MOST) -> bytes:
-  """All of a file.
+  """Returns the content of a file.
 
   Raises:
     UserError: see `size`; or it has more than `most` bytes, or cannot be read.
@@ -50,7 +51,7 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
   num_bytes = size(path)
   if num_bytes > most:
     raise UserError(
-      f"{path}: has {num_bytes:,} bytes, and such a file no more than {most:,}; copy or download it again"
+      f"{path}: has {num_bytes:,} bytes, more than the maximum of {most:,} for such a file. Copy or download it again"
     )
   try:
     return gcs.read(path)
@@ -59,31 +60,31 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
 
 
 def name_given_twice(pairs: Sequence[tuple[str, Any]]) -> str | None:
-  """Returns the first name that a JSON object has twice, because readers differ in which value they take; or None."""
+  """Returns the first name that a JSON object has twice, or None; readers differ in which value they take."""
   names = [name for name, _ in pairs]
   return next((name for name in names if names.count(name) > 1), None) if len(dict(pairs)) < len(pairs) else None
 
 
 def read_json(path: epath.Path, *, most: int = MOST_JSON) -> dict[str, Any]:
-  """The JSON object that a file holds.
+  """Returns the JSON object in a file.
 
   Raises:
-    UserError: see `read`; or it is no JSON, or no object.
+    UserError: see `read`; or it is not JSON, or not an object.
   """
   return json_object(read(path, most=most), path)
 
 
 def json_object(content: bytes, where: Any) -> dict[str, Any]:
-  """The JSON object of these bytes.
+  """Parses a JSON object.
 
   Raises:
-    UserError: it is no JSON, one within another by the thousand, or no object.
+    UserError: not JSON, nested too deeply, or not an object.
   """
   try:
     parsed = json.loads(content)
-  # ValueError: of what is no UTF-8, and of a number with thousands of digits, too.
+  # ValueError also for invalid UTF-8, and for numbers with thousands of digits.
   except (ValueError, RecursionError) as error:
-    raise UserError(f"{where}: cannot be read as JSON ({error}); copy or download it again") from error
+    raise UserError(f"{where}: cannot be read as JSON ({error}). Copy or download it again") from error
   if not isinstance(parsed, dict):
-    raise UserError(f"{where}: holds no JSON object but {str(parsed)[:40]!r}; copy or download it again")
+    raise UserError(f"{where}: not a JSON object but {str(parsed)[:40]!r}. Copy or download it again")
   return parsed

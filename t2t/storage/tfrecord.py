@@ -1,6 +1,6 @@
-"""TFRecord, the framing of data files and of TensorBoard's events, without TensorFlow.
+"""Reads and writes TFRecord framing, used by data files and TensorBoard events, without TensorFlow.
 
-A record is a uint64 length, the length's checksum, the data, the data's checksum; all little-endian, the checksums
+A record is a uint64 length, the length's checksum, the data, and the data's checksum, all little-endian. Checksums are
 CRC-32C, rotated and shifted by a constant.
 
 Source: tensorflow/core/lib/io/record_writer.h.
@@ -14,30 +14,30 @@ import google_crc32c
 
 
 def frame(data: bytes) -> bytes:
-  """`data` as a record."""
+  """Returns `data` as a record."""
   length = struct.pack("<Q", len(data))
   return b"".join((length, _checksum(length), data, _checksum(data)))
 
 
-_LARGEST = 2**30  # bytes; made room for before they are read
+_LARGEST = 2**30  # bytes; memory is allocated before reading
 
 
 def read(file: BinaryIO, *, damaged: Callable[[bytes], bytes] | None = None) -> Iterator[bytes]:
-  """The data of each record in order.
+  """Yields the data of each record in order.
 
   Args:
     file: at the first record.
-    damaged: what stands for a record whose bytes are not those that were written; None: such a file is not read on.
+    damaged: data of a record with a wrong checksum -> the data to yield; None to raise an error.
 
   Raises:
-    ValueError: the file ends within a record, or a checksum is not that of the bytes.
+    ValueError: the file ends within a record, or a checksum is wrong.
   """
   while header := file.read(12):
     if len(header) < 12 or header[8:] != _checksum(header[:8]):
       raise ValueError("the file ends within a record" if len(header) < 12 else "a length's checksum is wrong")
     (length,) = struct.unpack("<Q", header[:8])
     if length > _LARGEST:
-      raise ValueError(f"a record is said to have {length:,} bytes, and may have {_LARGEST:,}")
+      raise ValueError(f"a record's length is {length:,} bytes, more than the maximum of {_LARGEST:,}")
     data, checksum = file.read(length), file.read(4)
     if len(data) < length or len(checksum) < 4:
       raise ValueError("the file ends within a record")
@@ -50,9 +50,9 @@ def read(file: BinaryIO, *, damaged: Callable[[bytes], bytes] | None = None) -> 
 
 
 def salvage(content: bytes) -> tuple[list[bytes], list[bytes]]:
-  """The data of each whole record of a file, and what of its bytes is of none, wherever that stands.
+  """Returns the data of each whole record, and the bytes that belong to no record.
 
-  A last record that was not written to its end is of neither.
+  A last record that was not completely written is in neither.
   """
   whole_records, damaged, at = [], [], 0
   while at < len(content):
@@ -61,7 +61,7 @@ def salvage(content: bytes) -> tuple[list[bytes], list[bytes]]:
       whole_records.append(data)
       at += len(data) + 16
       continue
-    # Wherever the next begins: of a length that is wrong nothing says it.
+    # Searches for the next record, because the wrong length does not show its start.
     following = (offset for offset in range(at + 1, len(content) - 15) if _record_at(content, offset) is not None)
     end = next(following, None)
     if end is None and _ends_within(content[at:]):

@@ -1,1 +1,1 @@
-"""What advances the parameters: optimizers, the state and its step, what is reported on the way."""
+"""Training: optimizers, the train state and its step, the training loop, and reporting."""

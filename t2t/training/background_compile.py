@@ -1,4 +1,4 @@
-"""Compiles a program in a thread, while the host reads data or a checkpoint."""
+"""Compiles a program in a thread while the host reads data or a checkpoint."""
 
 from collections.abc import Callable
 import threading
@@ -12,12 +12,12 @@ Result = TypeVar("Result")
 
 
 class BackgroundCompile(Generic[Result]):
-  """A jitted function, compiled from now on in a thread; the first call waits for it.
+  """A jitted function that is compiled in a background thread; the first call waits for the thread.
 
   Args:
     function: jitted.
-    mesh: under which it runs.
-    arguments: shapes, with their shardings; called with others it is compiled anew, as any jitted function.
+    mesh: mesh that is set during compilation.
+    arguments: shapes with shardings; a call with other shapes compiles again, as with any jitted function.
   """
 
   def __init__(self, function: Callable[..., Result], mesh: jax.sharding.Mesh, *arguments: object):
@@ -25,7 +25,7 @@ class BackgroundCompile(Generic[Result]):
     self._shapes = jax.tree.map(_shape, arguments)
     self._compiled: Any = None
     self._error: BaseException | None = None
-    # Nobody waits for it at the end of a process that found its data wanting.
+    # A daemon thread, so that a process that exits early (for example because of bad data) does not wait for it.
     self._thread = threading.Thread(target=self._compile, args=(mesh, arguments), name="compiler", daemon=True)
     self._thread.start()
     _threads.add(self._thread)
@@ -34,14 +34,14 @@ class BackgroundCompile(Generic[Result]):
     try:
       with jax.set_mesh(mesh):
         self._compiled = self._function.lower(*arguments).compile()
-    except BaseException as error:  # raised where the program is called
+    except BaseException as error:  # raised by __call__
       self._error = error
 
   def __call__(self, *arguments: object) -> Result:
-    """What the function returns.
+    """Calls the function.
 
     Raises:
-      Exception: that of the compiler.
+      Exception: the compilation failed.
     """
     self._thread.join()
     if self._error is not None:
@@ -54,7 +54,7 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def finish(seconds: float) -> None:
-  """Waits so long for what is compiled: Python that ends meanwhile may be aborted from within the compiler."""
+  """Waits up to `seconds` for running compilations, because Python may abort if it exits while the compiler runs."""
   end = time.monotonic() + seconds
   for thread in list(_threads):
     thread.join(max(0.0, end - time.monotonic()))

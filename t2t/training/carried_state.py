@@ -1,4 +1,4 @@
-"""Carried state: activations that the train state keeps from one step to the next, row by row."""
+"""Carried state: activations that the train state keeps per row from one step to the next."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,10 +15,10 @@ from t2t.training.state_collections import Flat
 
 @dataclasses.dataclass(frozen=True)
 class CarriedState:
-  """The state collection of what layers carry: "carried/SIDE/NAME" -> [rows, layers, ...], zeros at step 0.
+  """State collection of values that layers carry: "carried/SIDE/NAME" -> [rows, layers, ...], zeros at step 0.
 
-  Row i of a batch is given what row i of the batch before it left: the data decides whether its text continues there.
-  Evaluation and decoding carry nothing.
+  Row i of a batch receives the state that row i of the previous batch left; the data decides whether its text continues
+  there. Evaluation and decoding carry nothing.
   """
 
   model: TransformerConfig
@@ -29,8 +29,8 @@ class CarriedState:
   def from_config(cls, config: Config) -> "CarriedState":
     if config.train.loss not in ("", "cross_entropy"):
       raise UserError(
-        f"config.model.feed_forward={config.model.feed_forward}: carries states from step to step, which"
-        f" config.train.loss={config.train.loss} does not return; give config.train.loss=cross_entropy"
+        f"config.model.feed_forward={config.model.feed_forward} carries states from step to step, but "
+        f"config.train.loss={config.train.loss} does not return them. Give config.train.loss=cross_entropy"
       )
     return cls(config.model, config.train.batch_size)
 

@@ -1,4 +1,4 @@
-"""Classification reports of the last evaluation: a file of the workdir, read by its report."""
+"""Classification reports of the last evaluation, in a file of the workdir for the run's report."""
 
 from collections.abc import Mapping
 import json
@@ -12,24 +12,24 @@ NAME = "classes.json"  # in a workdir: {"step": 20, "tasks": {TASK: Classificati
 
 
 def write(workdir: epath.Path, step: int, tasks: Mapping[str, Mapping[str, object]]) -> None:
-  """Writes the records of all tasks that have classes, in place of those of the evaluation before; never fails.
+  """Writes the records of all tasks with classes, replacing the previous evaluation's; logs errors instead of raising.
 
   Args:
     workdir: of the run.
     step: of the evaluation.
-    tasks: name -> record; nothing is written where there is none.
+    tasks: name -> record; if empty, nothing is written.
   """
   if not tasks:
     return
   content = json.dumps({"step": step, "tasks": tasks}).encode() + b"\n"
   try:
     logs.Log(workdir / NAME, keep=lambda _: content, content_type="application/json").close()
-  except Exception as error:  # whatever it is: the run matters more
+  except Exception as error:  # any error: a missing report must not end the run
     console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack the confusion matrices")
 
 
 def read(workdir: epath.Path) -> dict[str, object]:
-  """Step and tasks as `write` has them; {} where there is none, or a file that is not one."""
+  """Returns the content that `write` saved; {} if the file is missing or malformed."""
   try:
     content = json.loads(logs.read(workdir / NAME))
   except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Checks of config sections that callbacks read, before anything is built."""
+"""Checks config sections that callbacks read, before anything is built."""
 
 from collections.abc import Collection
 
@@ -10,10 +10,10 @@ TRACKERS = ("wandb", "trackio", "mlflow")  # rows of `trackers.TRACKERS`
 
 
 def check(config: Config) -> None:
-  """Refuses values of config.nan_policy, config.eval and config.logging that no run can have.
+  """Checks config.nan_policy, config.eval and config.logging.
 
   Raises:
-    UserError: names the key, and what would be right.
+    UserError: with the key and valid values.
   """
   check_nan_policy(config.nan_policy)
   check_early_stopping(config.eval)
@@ -22,17 +22,17 @@ def check(config: Config) -> None:
 
 
 def check_nan_policy(config: NanPolicyConfig) -> None:
-  """Refuses what cannot be done.
+  """Checks config.nan_policy.
 
   Raises:
-    UserError: names the key, and what would be right.
+    UserError: with the key and valid values.
   """
-  late = "; whether a loss is a spike is known when its update has been made"
+  late = "; a spike is known only after its update was applied"
   schema.check_ranges("nan_policy", config, notes={"skip": late})
 
 
 def check_early_stopping(config: EvalConfig) -> None:
-  """Refuses a patience that there cannot be.
+  """Checks config.eval.patience.
 
   Raises:
     UserError: it is below 0.
@@ -41,40 +41,42 @@ def check_early_stopping(config: EvalConfig) -> None:
 
 
 def check_average(config: Config) -> None:
-  """Refuses the evaluation of an average that no optimizer setting keeps.
+  """Checks that config.eval.average is set only if the optimizer keeps an average.
 
   Raises:
-    UserError: names both keys.
+    UserError: with both keys.
   """
   if config.eval.average and not config.optimizer.average:
     raise UserError(
-      "config.eval.average=True: the run keeps no average; give config.optimizer.average=ema, or leave it out"
+      "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema, or leave "
+      "config.eval.average out"
     )
 
 
 def check_measured(config: EvalConfig, names: Collection[str]) -> None:
-  """Refuses a metric that a run is not measured by.
+  """Checks that the metric of early stopping exists.
 
   Args:
     config: of the run.
-    names: of what it is measured by.
+    names: metrics of its evaluations.
 
   Raises:
-    UserError: names the nearest.
+    UserError: with the metrics and the nearest name.
   """
   name = config.early_stopping_metric
   if config.patience and name not in names:
     listed = ", ".join(names)
     raise UserError(
-      f"config.eval.early_stopping_metric={name!r}: the run is measured by {listed}{did_you_mean(name, names)}"
+      f"config.eval.early_stopping_metric={name!r}: not a metric of this run. Give one of "
+      f"{listed}{did_you_mean(name, names)}"
     )
 
 
 def check_logging(config: LoggingConfig) -> None:
-  """Refuses a tracker that there is not, and one without a project.
+  """Checks that the tracker exists and has a project.
 
   Raises:
-    UserError: says which there are.
+    UserError: with the known trackers.
   """
   known = ("none", *TRACKERS)
   if config.tracker not in known:
@@ -82,6 +84,11 @@ def check_logging(config: LoggingConfig) -> None:
       f"config.logging.tracker={config.tracker!r}: give {', '.join(known)}{did_you_mean(config.tracker, known)}"
     )
   if config.tracker != "none" and not config.project:
-    raise UserError("config.logging.project is empty: give a name, which the tracker files runs under")
+    raise UserError(
+      f"config.logging.project is empty, but config.logging.tracker={config.tracker}. Give "
+      "--config.logging.project=NAME, under which the tracker lists the run"
+    )
   if config.histograms < 0:
-    raise UserError(f"config.logging.histograms={config.histograms}: give steps between them; 0: none")
+    raise UserError(
+      f"config.logging.histograms={config.histograms}: give the number of steps between histograms, or 0 for none"
+    )

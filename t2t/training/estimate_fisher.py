@@ -1,4 +1,4 @@
-"""One pass over examples that says how much what a checkpoint has learned depends on each of its parameters."""
+"""Estimates the Fisher information of a checkpoint's parameters in one pass over examples."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -19,17 +19,18 @@ from t2t.param_tree import Params
 from t2t.runtime import progress
 from t2t.training import fisher_information, mesh_selection, recipe
 
-_READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources."))  # what says what is read
+_READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources."))  # overrides that select the data
 
 
 @dataclasses.dataclass(frozen=True)
 class FisherInformation:
-  """What came of a pass.
+  """Result of a pass over examples.
 
-  diagonal: nested dict of float32, in the shards of the parameters.
-  params: of the checkpoint, likewise.
-  examples: that were read.
-  config: it was computed with.
+  Attributes:
+    diagonal: nested dict of float32, sharded as the parameters.
+    params: of the checkpoint, sharded alike.
+    examples: number of examples read.
+    config: of the pass.
   """
 
   diagonal: Params
@@ -38,24 +39,24 @@ class FisherInformation:
   config: Config
 
   def save(self, source: pretrained.Source, out: str, *, about: Mapping[str, object]) -> None:
-    """Writes it; see `fisher_store.save`."""
+    """Saves the result; see `fisher_store.save`."""
     config, about = json.loads(json.dumps(self.config.to_dict())), {"examples": self.examples, **about}
     fisher_store.save(self.diagonal, source, self.params, out, config=config, about=about)
 
 
 def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDict:
-  """What a checkpoint was trained on, or what is typed, as it is read here: an example a row, on the devices here.
+  """Returns the config of the pass: the data of the checkpoint's run or of the arguments, one example per row.
 
   Args:
     source: the checkpoint.
     arguments: "--config.SECTION.KEY=VALUE".
 
   Raises:
-    UserError: see `override`; or nothing says what is to be read.
+    UserError: see `override`; or no key selects the data.
   """
   plain, config = default.get_config(), saved_config(source.run)
   with config.unlocked():
-    for name in OPTIONAL:  # what adapts the model is merged, and what is besides is asked for below
+    for name in OPTIONAL:  # adapters are merged; `compute` checks the rest
       if name in config:
         del config[name]
     config.mesh, config.optimizer, config.stages = plain.mesh, plain.optimizer, plain.stages
@@ -65,28 +66,28 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
     for key in (*SOURCE_KEYS, "eval_files", "num_streams"):
       config.data[key] = plain.data[key]
     config.train.loss = ""
-  if any(argument.startswith(_READ[0]) for argument in arguments):  # whose words stay as they are
+  if any(argument.startswith(_READ[0]) for argument in arguments):  # the words of a mixture stay as they are
     config.data.dictionary, config.data.switching_rate = "", 0.0
   config = override(config, list(arguments))
   config.data.pack = False
   if not any(config.data[key] for key in SOURCE_KEYS):
     raise UserError(
-      f"{source.path}: does not say what it was trained on; give --config.data.mixture=TASKS and --task_modules, or"
-      " --config.data.files"
+      f"{source.path}: the checkpoint's config does not select training data. Give --config.data.mixture=TASKS "
+      "with --task_modules, or --config.data.files=PATH"
     )
   return config
 
 
 def compute(config: Config, source: pretrained.Source, *, examples: int) -> FisherInformation:
-  """The mean, over examples of the training split, of the squared gradient of an example's log-likelihood.
+  """Computes the mean squared gradient of the log-likelihood over training examples.
 
   Args:
-    config: see `run_config`; `train.seed` is of the order of the data and of what preprocessors draw.
     source: the checkpoint.
-    examples: how many, or a few more where some are no examples.
+    config: see `run_config`; `train.seed` sets the data order and the random choices of preprocessors.
+    examples: number of examples; rows without an example do not count.
 
   Raises:
-    UserError: the data and the model do not go together, or there is no example.
+    UserError: the data does not fit the model, or there is no example.
   """
   from t2t.data import registry, train_data
 
@@ -94,12 +95,15 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Fish
     raise UserError(f"{source.path}: {why}")
   pretrained.check_may_be_base(source, where=str(source.path))
   if there := adapters_lib.kept(source.adapters):
-    raise UserError(f"{source.path}: has what config.{'/'.join(there)} added, which no later task's model has")
+    raise UserError(
+      f"{source.path}: has parameters of config.{'/'.join(there)}, which cannot be merged into the base model. "
+      "Give a checkpoint without them"
+    )
   config = train_data.resolved(config)
   loss = fisher_information.likelihood(config)
   for head in config.model.heads:
     if head not in source.model.heads:
-      raise UserError(f"{source.path}: has no head {head.name!r} as {config.data.named} asks it")
+      raise UserError(f"{source.path}: has no head {head.name!r} with the settings that {config.data.named} requires")
   mesh, _ = mesh_selection.make(config)
   recipe.check_sizes(config, mesh)
   with contextlib.ExitStack() as stack:
@@ -118,5 +122,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Fish
       sums = step(sums, model.params, batch, number)
     num_examples = int(sums.examples)
     if not num_examples:
-      raise UserError(f"{config.data.named}: none of {examples} rows is an example to learn from")
+      raise UserError(
+        f"{config.data.named}: no training example in {examples} rows. Check the data with `t2t tasks show`"
+      )
     return FisherInformation(sums.mean, model.params, num_examples, config)

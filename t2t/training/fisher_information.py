@@ -1,4 +1,4 @@
-"""The diagonal of the Fisher information: how much the likelihood of examples depends on each parameter."""
+"""Diagonal of the Fisher information: the sensitivity of the examples' likelihood to each parameter."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,15 +12,16 @@ from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 
-# Losses whose terms, each by itself and not divided by its weight, are minus the logarithm of a likelihood.
+# Losses with terms that are, unnormalized, negative log-likelihoods.
 _LIKELIHOODS = ("cross_entropy", "heads", "tokens_and_heads")
 
 
 class Sums(NamedTuple):
-  """What has been added up.
+  """Accumulated sums.
 
-  squares: nested dict of float32, of the squared gradients of single examples' log-likelihoods.
-  examples: float32 [], how many.
+  Attributes:
+    squares: nested dict of float32, squared gradients of single examples' log-likelihoods.
+    examples: float32 [], their number.
   """
 
   squares: Params
@@ -33,16 +34,16 @@ class Sums(NamedTuple):
 
 
 def likelihood(config: Config) -> losses.Loss:
-  """The loss of a run, without what training adds to the likelihood.
+  """Returns the loss of a run without the regularizers that training adds.
 
   Raises:
-    UserError: it is none.
+    UserError: the loss is not a likelihood.
   """
   name = config.train.loss or "cross_entropy"
   if name in losses.LOSSES and name not in _LIKELIHOODS:
     raise UserError(
-      f"config.train.loss={name}: gives an example no likelihood, of which Fisher information is; these do:"
-      f" {', '.join(_LIKELIHOODS)}"
+      f"config.train.loss={name}: is not a likelihood, which Fisher information requires. Give one of "
+      f"{', '.join(_LIKELIHOODS)}"
     )
   loss = losses.make(config.with_(train={"z_loss": 0.0, "label_smoothing": 0.0, "microbatches": 1}))
   return losses.without_auxiliary(loss)
@@ -51,12 +52,12 @@ def likelihood(config: Config) -> losses.Loss:
 def make_step(
   graphdef: nnx.GraphDef, loss: losses.Loss, shardings: Params
 ) -> Callable[[Sums, Params, Batch, jax.Array | int], Sums]:
-  """The compiled (sums, parameters, batch, how many of its rows count) -> sums; the old sums' memory is reused.
+  """Compiles (sums, parameters, batch, number of its rows that count) -> sums; the memory of the old sums is reused.
 
-  The rows of a batch are gone through one after another, where parameters are copied as many at a time as there are
-  copies: `jax.vmap` over rows would hold as many gradients of the whole model as there are rows, and this holds one
-  beside the sums, in the parameters' shards.  Devices of the axis fsdp share a row's gradient and not its activations:
-  all but one compute padding, so that what a pass wants is copies, `config.mesh.data`, where the model fits.
+  The step loops over rows, one row at a time per copy of the parameters. `jax.vmap` over rows would hold one gradient
+  of the whole model per row; the loop holds one gradient beside the sums, sharded as the parameters. Devices of the
+  axis fsdp share one row's gradient but not its activations: all but one compute padding. If the model fits, copies
+  (`config.mesh.data`) are therefore faster.
 
   Args:
     graphdef: structure of the model.
@@ -65,9 +66,9 @@ def make_step(
   """
 
   def of_row(params: Params, row: Batch, key: jax.Array) -> tuple[Params, jax.Array]:
-    """Squared gradients of one example, [length] each of whose features is; and whether there is one in the row."""
-    del key  # nothing is drawn
-    # A row of zeros is no example, as in held-out batches that are filled up.
+    """Returns the squared gradients of one example with [length] features, and whether the row has an example."""
+    del key  # nothing is random
+    # Rows of zeros have no example, as in padded held-out batches.
     batch = {name: jnp.pad(x[None], ((0, sharding.num_shards("batch") - 1), (0, 0))) for name, x in row.items()}
     weights = loss.weights(batch)
 
@@ -83,7 +84,7 @@ def make_step(
   def step(sums: Sums, params: Params, batch: Batch, count: jax.Array) -> Sums:
     copies = sharding.num_copies()
     copy_shardings = jax.tree.map(sharding.of_each_copy, shardings)
-    # Of each copy one row at a time, in order; all have all rows, which are small beside a gradient.
+    # Each copy processes one row at a time; every device has all rows, which are small beside a gradient.
     turns = {name: _in_turns(x, copies) for name, x in batch.items()}
     counts = (jnp.arange(next(iter(batch.values())).shape[0]) < count).astype(jnp.float32).reshape(-1, copies)
     keys = jax.random.split(jax.random.key(0), copies)
@@ -108,12 +109,12 @@ def make_step(
 
 
 def _in_turns(x: jax.Array, copies: int) -> jax.Array:
-  """[rows, length] -> [rows / copies, copies, length]."""
+  """Reshapes [rows, length] to [rows / copies, copies, length]."""
   return sharding.shard(x.reshape(-1, copies, *x.shape[1:]), None, "copies", *[None] * (x.ndim - 1))
 
 
 def zeros(params: Params, shardings: Params) -> Sums:
-  """Nothing, added up: the sums of a model of these parameters, in their shards."""
+  """Returns zero sums for a model with these parameters, sharded alike."""
   everywhere: Any = sharding.replicated(jax.tree.leaves(shardings)[0].mesh)
   make = lambda: Sums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params), jnp.zeros(()))
   return jax.jit(make, out_shardings=Sums(shardings, everywhere))()

@@ -1,4 +1,4 @@
-"""Places of a model: each parameter, and of a stack each layer by itself; which of them a number comes from."""
+"""Sums of squares per parameter and per layer of a stack, and the first of them that is not finite."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 from t2t.param_tree import Params, path_name, stack_of
 
-# Parts in the order in which the model runs them; others stand behind these, by name.
+# Parts in the order in which the model runs them; others follow in alphabetical order.
 _ORDER = (
   *("generator", "discriminator", "embed", "encoder", "decoder", "position_bias", "layers", "layer"),
   *("self_attention_norm", "self_attention", "cross_attention_norm", "cross_attention", "mlp_norm", "mlp"),
@@ -18,9 +18,9 @@ _ORDER = (
 
 
 def squares(tree: Params) -> jax.Array:
-  """The sum of the squares of each parameter, and of each layer of a stack; float32 [places].
+  """Returns the sum of squares of each parameter, and of each layer of a stack; float32 [places].
 
-  The norm is the root of their sum, so that to know each costs nothing that the norm does not.
+  The global norm is the root of their sum, so the separate values cost nothing extra.
   """
   return jnp.concatenate(
     [
@@ -31,10 +31,10 @@ def squares(tree: Params) -> jax.Array:
 
 
 def in_order(tree: Params, numbers: np.ndarray) -> list[tuple[str, int | None, float]]:
-  """(path, layer or None, number) of what `squares` gives, in the order in which the model runs them.
+  """Returns (path, layer or None, number) for each result of `squares`, in the order in which the model runs them.
 
-  In:  {"decoder": {"layers": {"mlp": {"up": [2, 8, 4]}}}, "embed": {"table": [9, 8]}}, [0.5, 0.25, nan]
-  Out: [("embed/table", None, nan), ("decoder/layers/mlp/up", 0, 0.5), ("decoder/layers/mlp/up", 1, 0.25)]
+    In:  {"decoder": {"layers": {"mlp": {"up": [2, 8, 4]}}}, "embed": {"table": [9, 8]}}, [0.5, 0.25, nan]
+    Out: [("embed/table", None, nan), ("decoder/layers/mlp/up", 0, 0.5), ("decoder/layers/mlp/up", 1, 0.25)]
 
   Args:
     tree: of arrays, or of their shapes.
@@ -48,7 +48,7 @@ def in_order(tree: Params, numbers: np.ndarray) -> list[tuple[str, int | None, f
 
 
 def first_not_finite(tree: Params, numbers: np.ndarray) -> str:
-  """Which parameter is the first whose number is not finite, in words; "" where all are finite."""
+  """Returns the first parameter with a number that is not finite, in words; "" if all are finite."""
   bad = [(path, layer) for path, layer, number in in_order(tree, numbers) if not math.isfinite(number)]
   if not bad:
     return ""
@@ -57,7 +57,7 @@ def first_not_finite(tree: Params, numbers: np.ndarray) -> str:
 
 
 def name(path: str, layer: int | None) -> str:
-  """A place in words."""
+  """Returns a readable name of a parameter or layer."""
   return path if layer is None else f"{path}, layer {layer}"
 
 

@@ -1,4 +1,4 @@
-"""Settings that cannot take effect in a run: each is refused or reported by name, before any device is used."""
+"""Reports settings that cannot take effect in a run, before any device is used."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -14,7 +14,7 @@ from t2t.configuration.schema import INTERVALS, OF_FILES, Config, DataConfig, Op
 from t2t.configuration.stages import Stage
 from t2t.training import param_groups, schedules
 
-# Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.
+# Keys of config.optimizer -> the optimizers that read them; every optimizer reads all other keys.
 _BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
   "adafactor_decay_rate": ("adafactor",),
   "adafactor_clip": ("adafactor",),
@@ -35,7 +35,7 @@ _BY_SCHEDULE: dict[str, tuple[str, ...]] = {
   "init_lr_divisor": ("slanted_triangle", "one_cycle"),
 }
 _RATIO = "config.optimizer.warmup_ratio"
-# Losses of which tokens are no part, so that they read neither config.train.z_loss nor label_smoothing.
+# Losses without token predictions, which read neither config.train.z_loss nor label_smoothing.
 _WITHOUT_TOKENS = ("contrastive", "heads")
 
 
@@ -45,15 +45,15 @@ def _defaults() -> Config:
 
 
 def check(config: Config, run: Sequence[Stage], *, begins: bool) -> list[str]:
-  """Notes on settings that have no effect in a run, one sentence each, with their keys.
+  """Returns one sentence for each setting without effect, with its key.
 
   Args:
     config: of the run, as the user gave it.
-    run: its stages, whose configs are resolved.
-    begins: whether the run starts at step 0; a resumed run is not refused for what it began with.
+    run: its stages, with resolved configs.
+    begins: whether the run starts at step 0; for a resumed run the error below is a note.
 
   Raises:
-    UserError: the warm-up is as long as the run or a stage, so that the learning rate never reaches its top.
+    UserError: the warm-up is as long as the run or a stage, so the learning rate never reaches its peak.
   """
   notes = [*_replaced(config, run[-1].end), *_data(config), *_sections(run[-1].config)]
   for stage, optimizer in _schedules(run):
@@ -75,7 +75,7 @@ def check(config: Config, run: Sequence[Stage], *, begins: bool) -> list[str]:
 
 
 def _schedules(run: Sequence[Stage]) -> Iterator[tuple[Stage, OptimizerConfig]]:
-  """Each schedule of a run with the steps that it is over: the run's, and those of stages with a rate of their own."""
+  """Yields each schedule of a run with its steps: the run's, and the schedules of stages with their own rate."""
   last = run[-1]
   rates: dict[str, Any] = {stage.name: stages.own_rate(stage) for stage in last.config.stages}
   if not all(rates.values()) or not rates:
@@ -96,7 +96,7 @@ def _warmup_key(optimizer: OptimizerConfig) -> str:
 
 
 def _long_warmup(optimizer: OptimizerConfig, stage: Stage) -> str:
-  """Why the learning rate never reaches its top; "": it does."""
+  """Returns why the learning rate never reaches its peak; "" if it does."""
   steps = stage.end - stage.begin
   warmup = schedules.warmup(optimizer, steps)
   if warmup < max(steps, 2) or not _read(optimizer, "warmup_steps") or optimizer.schedule == "t5_inverse_sqrt":
@@ -114,13 +114,13 @@ def _long_warmup(optimizer: OptimizerConfig, stage: Stage) -> str:
     shorter, key = shorter.removeprefix("config."), key.removeprefix("config.")
   length = f" (config.train.{'epochs' if stage.config.train.epochs else 'steps'})"
   return (
-    f"{key} is a warm-up of {warmup} steps, and the {of_run} has {steps}: {reached}. Give"
-    f" {'' if stage.name else '--'}{shorter}, or a longer {of_run}{'' if stage.name else length}"
+    f"{key} is a warm-up of {warmup} steps, but the {of_run} has {steps}: {reached}. Give "
+    f"{'' if stage.name else '--'}{shorter}, or a longer {of_run}{'' if stage.name else length}"
   )
 
 
 def _phases(optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
-  """Notes on phases of a schedule that have no step."""
+  """Yields notes on phases of a schedule that have no step."""
   name, warmup = optimizer.schedule, schedules.warmup(optimizer, steps)
   if not optimizer.learning_rate:
     yield "config.optimizer.learning_rate=0.0: no parameter changes"
@@ -134,7 +134,9 @@ def _phases(optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
       f" the learning rate stays at {optimizer.learning_rate:g}"
     )
   if name in ("cosine", "linear") and warmup == steps - 1 and optimizer.end_lr_fraction < 1.0:
-    yield f"config.optimizer.schedule={name}: the warm-up leaves one of {steps} steps: the learning rate does not fall"
+    yield (
+      f"config.optimizer.schedule={name}: the warm-up leaves one of {steps} steps, so the learning rate does not fall"
+    )
   if name == "wsd" and (decay := round(optimizer.decay_fraction * steps)) < 2:
     yield (
       f"config.optimizer.decay_fraction={optimizer.decay_fraction:g} of {steps} steps is {decay}"
@@ -156,7 +158,7 @@ def _phases(optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
 
 
 def _unread(optimizer: OptimizerConfig, readers: dict[str, tuple[str, ...]], by: str) -> Iterator[str]:
-  """Keys with another value than their default, which the optimizer or the schedule does not read."""
+  """Yields notes on changed keys that the optimizer or the schedule does not read."""
   chosen, plain = getattr(optimizer, by), _defaults().optimizer
   for key, names in readers.items():
     value = getattr(optimizer, key)
@@ -171,7 +173,7 @@ def _unread(optimizer: OptimizerConfig, readers: dict[str, tuple[str, ...]], by:
 
 
 def _cadence(stage: Stage) -> Iterator[str]:
-  """Notes on intervals that are longer than what is left for them."""
+  """Yields notes on intervals that are longer than the remaining steps."""
   config, steps = stage.config, stage.end - stage.begin
   length = f"the stage's {steps} steps" if stage.name else f"the run's {steps} steps"
   at_end = [f"config.{section}.{key}={getattr(getattr(config, section), key)}" for section, key in INTERVALS.items()]
@@ -194,9 +196,8 @@ def _cadence(stage: Stage) -> Iterator[str]:
   nan_policy = config.nan_policy
   if nan_policy.spike_deviations and nan_policy.spike_window >= steps:
     yield (
-      f"config.nan_policy.spike_window={nan_policy.spike_window} is not filled in {length}: no loss counts as a"
-      " spike; give"
-      " fewer steps"
+      f"config.nan_policy.spike_window={nan_policy.spike_window} is longer than {length}: no loss counts as a "
+      "spike. Give a smaller window"
     )
 
 
@@ -204,18 +205,18 @@ def _cadence(stage: Stage) -> Iterator[str]:
 
 
 def _replaced(config: Config, steps: int) -> Iterator[str]:
-  """Notes on keys in whose place another key is read."""
+  """Yields notes on keys that another key overrides."""
   optimizer, plain = config.optimizer, _defaults()
   if config.train.epochs:
     yield (f"config.train.epochs={config.train.epochs:g} is {steps:,} steps of {config.train.batch_size} examples")
   if optimizer.warmup_ratio and optimizer.warmup_steps not in (0, plain.optimizer.warmup_steps):
     yield (
-      f"config.optimizer.warmup_steps={optimizer.warmup_steps} has no effect: {_RATIO}={optimizer.warmup_ratio:g} is"
-      f" read in its place; set {_RATIO}=0.0"
+      f"config.optimizer.warmup_steps={optimizer.warmup_steps} has no effect: "
+      f"{_RATIO}={optimizer.warmup_ratio:g} replaces it; set {_RATIO}=0.0"
     )
 
 
-# Keys of config.data that only registered tasks read, only sources, and only texts of files.
+# Keys of config.data that only registered tasks, only sources, or only text files read.
 _OF_TASKS = ("train_split", "eval_split", "cache_dir", "benchmark_dirs")
 _OF_SOURCES = ("mixing_unit", "alpha")
 _OF_TEXTS = (*OF_FILES, "language", "language_tags", "dictionary", "switching_rate", "shuffle_buffer")
@@ -224,14 +225,14 @@ _OF_ANSWERS = ("tasks", "method", "num_beams", "length_penalty", "num_shots", "m
 
 
 def _data(config: Config) -> Iterator[str]:
-  """Notes on keys of config.data and config.eval that what is read has no use for."""
+  """Yields notes on keys of config.data and config.eval that the selected data does not read."""
   data, stages_read = config.data, {key for stage in config.stages for key in stage.changes}
   if any(key in stages_read for key in ("data.files", "data.mixture")) or not (data.labels or data.is_named):
     return
   unread: list[tuple[str, tuple[str, ...], str]] = []
   if data.labels or data.table:
     text_keys = tuple(key for key in _OF_TEXTS if key not in ("eval_files", "max_bad_record_fraction"))
-    why = "config.data.files is a table (config.data.labels), whose columns make the examples"
+    why = "config.data.files is a table (config.data.labels), whose columns define the examples"
     unread.append(("data", (*text_keys, *_OF_TASKS, *_OF_SOURCES), why))
   elif sources := [source for source in data.source_list if source.name]:
     if not any(source.files for source in sources):
@@ -241,15 +242,16 @@ def _data(config: Config) -> Iterator[str]:
     if all(source.rate or source.share for source in sources):
       unread.append(("data", _OF_SOURCES, "each source has a rate or a share"))
   elif not data.reads_only_tasks:
-    why = "config.data.files is read, and no registered task"
+    why = "config.data.files is read, not a registered task"
     unread.append(("data", (*_OF_TASKS, *_OF_SOURCES), why))
     unread.append(("data", _unread_of_texts(data), f"config.data.objective={data.objective} does not read it"))
-    unread.append(("eval", _OF_ANSWERS, "config.data.files is text to train on, and has no answers to measure"))
+    unread.append(("eval", _OF_ANSWERS, "config.data.files is training text without answers to evaluate"))
   else:
-    # The objective is what a shipped config has for files in place of its mixture; a typed one is refused.
+    # Shipped configs set an objective for files even with a mixture; an objective on the command line is an error
+    # elsewhere.
     read = ("objective",) if config.model.kind.is_generative else ("objective", "noise_density")
     texts = tuple(key for key in _OF_TEXTS if key not in read)
-    why = f"{data.named} makes the examples itself"
+    why = f"{data.named} defines the examples itself"
     unread += [("data", texts, why), ("data", _OF_SOURCES, "config.data.sources is empty")]
   plain = _defaults()
   for section, keys, why in unread:
@@ -260,7 +262,7 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:
-  """Keys of records' fields that the objective of `files` does not read."""
+  """Returns keys of record fields that the objective of `files` does not read."""
   from t2t.data.objectives.registry import OBJECTIVES
 
   objective = OBJECTIVES.get(data.objective)
@@ -271,7 +273,7 @@ def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:
 
 
 def _sections(config: Config) -> Iterator[str]:
-  """Notes on keys with another value than their default, which nothing reads because of another key."""
+  """Yields notes on changed keys that are not read because of another key."""
   plain, nan_policy = _defaults(), config.nan_policy
   spikes = nan_policy.spike_deviations > 0
   goes_back = nan_policy.on_nonfinite == "rollback" or (spikes and nan_policy.on_spike == "rollback")
@@ -301,24 +303,24 @@ def _sections(config: Config) -> Iterator[str]:
     ),
     ("optimizer", ("average_decay",), config.optimizer.average == "ema", "config.optimizer.average is not ema"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
-    ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone writes nothing"),
+    ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone generates no text"),
     (
       "eval",
       ("early_stopping_metric",),
       config.eval.patience > 0,
       "config.eval.patience=0: no evaluation ends the run",
     ),
-    ("eval", ("num_beams",), config.eval.method in ("", "generate") and generates, "no answer is written"),
+    ("eval", ("num_beams",), config.eval.method in ("", "generate") and generates, "no answer is generated"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
       "init",
       ("use_model_config", "reinit", "rename", "resize", "transfer_vocab"),
       bool(config.init.checkpoint),
-      "config.init.checkpoint is empty: the run begins with fresh parameters",
+      "config.init.checkpoint is empty: parameters are initialized at random",
     ),
   ]
   if config.init.checkpoint and not config.init.parameters:
-    why = "config.init.parameters=False: the run begins with fresh parameters"
+    why = "config.init.parameters=False: parameters are initialized at random"
     reads.append(("init", ("reinit", "rename", "resize", "transfer_vocab"), False, why))
   for section, keys, is_read, why in reads:
     for key in keys if not is_read else ():
@@ -328,9 +330,8 @@ def _sections(config: Config) -> Iterator[str]:
   by_depth = [rule for rule in param_groups.parse(tuple(config.optimizer.param_groups)) if "depth" in rule.settings]
   if config.optimizer.layer_decay < 1.0 and any(rule.pattern in (".", ".*") for rule in by_depth):
     yield (
-      f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of"
-      " config.optimizer.param_groups has"
-      " a depth for every parameter"
+      f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of "
+      "config.optimizer.param_groups sets depth for every parameter"
     )
   decays = config.optimizer.weight_decay or any("decay=" in rule for rule in config.optimizer.param_groups)
   if config.optimizer.no_decay != plain.optimizer.no_decay and not decays and config.optimizer.name != "lamb":

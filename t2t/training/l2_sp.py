@@ -1,6 +1,6 @@
-"""The values that training began from: parameters are pulled back to them, and measured by how far they have come.
+"""Anchors: decay towards the parameter values at the start of training, and their distance from them.
 
-Alike (L2-SP), or each by how much an earlier task depends on it (EWC).
+L2-SP pulls all parameters alike; EWC weights them by the Fisher information of an earlier task.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,21 @@ from t2t.param_tree import Params, flatten, stack_of
 
 
 class Anchors(NamedTuple):
-  """A part of the optimizer's state, so that a run that is resumed has them bit for bit.
+  """Initial parameters as a part of the optimizer state, so that a resumed run has the same bits.
 
-  initial: path -> the parameter when training began.
+  Attributes:
+    initial: path -> the parameter at the start of training.
   """
 
   initial: dict[str, jax.Array]
 
 
 class Consolidated(NamedTuple):
-  """The same of an earlier task; both are files already, and checkpoints leave them out (see `without_files`).
+  """Anchors of an earlier task; checkpoints leave both out, because both are in files (see `without_files`).
 
-  initial: path -> the parameter when that task was learned.
-  fisher: path -> the diagonal of its Fisher information.
+  Attributes:
+    initial: path -> the parameter at the end of that task.
+    fisher: path -> the diagonal of its Fisher information.
   """
 
   initial: dict[str, jax.Array]
@@ -36,17 +38,17 @@ class Consolidated(NamedTuple):
 def towards_initial(
   strength: Callable[[str], float], *, is_kept: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-  """L2-SP (Li et al. 2018), decoupled as AdamW's decay is: updates of a flat dict get strength * (now - at first).
+  """Adds strength * (parameter - initial) to the updates of a flat dict: L2-SP (Li et al. 2018), decoupled as in AdamW.
 
-  That is the gradient of strength / 2 * |now - at first|**2.
+  That is the gradient of strength / 2 * |parameter - initial|**2.
 
   Args:
-    strength: of a path; 0: none.
-    is_kept: whether a path's initial value is kept: where it has a strength, and where it is to be measured.
+    strength: by path; 0 for no decay.
+    is_kept: whether a path's initial value is kept, for its decay or for its distance.
   """
 
   def init(params):
-    # Another array than the parameter, which the step overwrites.
+    # A copy, because the step overwrites the parameter.
     return Anchors({path: jnp.copy(x) for path, x in params.items() if is_kept(path)})
 
   def update(updates: Any, state: Any, params: Any = None):
@@ -60,13 +62,13 @@ def towards_initial(
 
 
 def consolidating(strength: Callable[[str], float]) -> optax.GradientTransformation:
-  """EWC (Kirkpatrick et al. 2017): the gradient of strength / 2 * sum of F * (now - then)**2 is added to the loss's.
+  """Adds the gradient of strength / 2 * sum of F * (parameter - initial)**2: EWC (Kirkpatrick et al. 2017).
 
-  In front of the optimizer, unlike L2-SP above: F spans many orders of magnitude, and a decay by its largest numbers
+  It precedes the optimizer, unlike L2-SP: F spans many orders of magnitude, and a decoupled decay by its largest values
   would overshoot at any learning rate that suits the loss.
 
   Args:
-    strength: of a path; 0: none, and nothing is kept of it.
+    strength: by path; 0 for parameters without an anchor.
   """
 
   def init(params):
@@ -90,7 +92,7 @@ def _is_consolidated(x: object) -> bool:
 
 
 def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
-  """The state of an optimizer whose training begins from these parameters."""
+  """Returns the optimizer state of a training that starts from these parameters."""
   flat = flatten(params)
 
   def begun(x):
@@ -99,42 +101,42 @@ def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
   return jax.tree.map(begun, opt_state, is_leaf=_is_anchors)
 
 
-# ---- What is a file already ------------------------------------------------------------------------------------------
+# ---- State that files contain already --------------------------------------------------------------------------------
 
 
 def consolidated(opt_state: optax.OptState) -> Consolidated | None:
-  """What a state has of an earlier task; None: nothing."""
+  """Returns the EWC part of an optimizer state; None if it has none."""
   leaves: list[Any] = jax.tree.leaves(opt_state, is_leaf=_is_consolidated)
   return next((x for x in leaves if isinstance(x, Consolidated)), None)
 
 
 def without_files(opt_state: optax.OptState) -> optax.OptState:
-  """A state, or its shapes, as it is saved: without what it has of an earlier task."""
+  """Returns the state, or its shapes, as it is saved: without the EWC part."""
   return jax.tree.map(lambda x: optax.EmptyState() if _is_consolidated(x) else x, opt_state, is_leaf=_is_consolidated)
 
 
 def with_files(
   opt_state: optax.OptState, shapes: optax.OptState, put: Callable[[Consolidated, Consolidated], Consolidated]
 ) -> optax.OptState:
-  """A state with what it has of an earlier task.
+  """Returns the state with its EWC part.
 
   Args:
-    opt_state: without it, as it is saved, or with something else in its place.
-    shapes: of a state that has it.
-    put: (the shapes, what is in the place) -> the arrays.
+    opt_state: as saved, or with another value in that place.
+    shapes: of a state with an EWC part.
+    put: (shapes, value in that place) -> arrays.
   """
   put_files = lambda shape, x: put(shape, x) if _is_consolidated(shape) else x
   return jax.tree.map(put_files, shapes, opt_state, is_leaf=_is_consolidated)
 
 
-# ---- How far -----------------------------------------------------------------------------------------------------
+# ---- Distances -------------------------------------------------------------------------------------------------------
 
 
 def distances(opt_state: optax.OptState, params: Params) -> dict[str, jax.Array]:
-  """How far parameters have come from where they began, as a norm: of each part, and in stacks of each layer.
+  """Returns the norm of the difference from the initial values, per part and per layer of a stack.
 
   Returns:
-    "distance/encoder/3" -> float32 [], of the fourth layer; "distance/embed"; nothing where no values are kept.
+    "distance/encoder/3" -> float32 [], of the fourth layer; "distance/embed"; {} if no initial values are kept.
   """
   flat, squares = flatten(params), {}
   anchor_states = [x for x in jax.tree.leaves(opt_state, is_leaf=_is_anchors) if _is_anchors(x)]

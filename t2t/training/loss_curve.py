@@ -1,4 +1,4 @@
-"""The curve of a run's loss on axes of matplotlib: that of loss.png, and of reports."""
+"""Draws the loss curve of a run with matplotlib, for loss.png and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 import io
@@ -31,15 +31,15 @@ def draw(
   run: Sequence[Stage] = (),
   thin: Thin = lambda steps, values: (steps, values),
 ) -> None:
-  """Draws training and held-out loss over steps; the legend is left to who calls.
+  """Draws training and held-out loss over steps; the caller adds the legend.
 
   Args:
     axes: matplotlib's.
     train, held_out: step -> loss.
-    baselines: losses of who has learned nothing.
+    baselines: losses of models that have learned nothing.
     unit: of the loss.
-    run: its stages; where there are several, lines stand where one ends.
-    thin: what of a long curve is drawn.
+    run: its stages; if there are several, vertical lines mark their ends.
+    thin: reduces the points of a long curve.
   """
   import matplotlib.ticker
 
@@ -47,8 +47,9 @@ def draw(
     steps, values = list(train), list(train.values())
     axes.plot(*thin(steps, values), color=EACH, linewidth=0.8, label="training, each step")
     axes.plot(*thin(steps, smooth(values).tolist()), color=TRAINING, linewidth=1.6, label="training, smoothed")
-  # Held-out text is another in each stage: no line joins two of them.
-  ends = [*(stage.end for stage in run[:-1]), math.inf]  # the last has what an earlier start did behind it, too
+  # Each stage has its own held-out text, so no line joins two stages.
+  # infinity: an earlier start may have trained beyond the last stage
+  ends = [*(stage.end for stage in run[:-1]), math.inf]
   parts = [{step: x for step, x in held_out.items() if a < step <= b} for a, b in itertools.pairwise([-1, *ends])]
   for number, part in enumerate(filter(None, parts)):
     label = None if number else "held-out text"
@@ -63,12 +64,12 @@ def draw(
 
 
 def mark_stages(axes: "Axes", run: Sequence[Stage], last: float) -> None:
-  """Draws a line where one of several stages ends, with the stages' names above.
+  """Draws a line at the end of each stage, with the stages' names above.
 
   Args:
     axes: matplotlib's, over steps.
     run: its stages.
-    last: step that was reached.
+    last: last step reached.
   """
   for stage in (stage for stage in run if len(run) > 1 and stage.begin < last):
     axes.set_xlim(left=0)
@@ -79,13 +80,13 @@ def mark_stages(axes: "Axes", run: Sequence[Stage], last: float) -> None:
 
 
 def frame(axes: "Axes") -> None:
-  """Gives axes a faint grid, and no frame but where its numbers stand."""
+  """Adds a faint grid, and hides the top and right spines."""
   axes.grid(alpha=0.25)
   axes.spines[["top", "right"]].set_visible(False)
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
-  """A mean over the fiftieth of the run around each step, so that it lags behind neither fall nor rise."""
+  """Returns the mean over a centered window of 2 % of the run, so that the smoothed curve does not lag."""
   window = np.ones(max(1, len(values) // 50))
   return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
@@ -97,13 +98,13 @@ def save(
   unit: str = "nats per target token",
   run: Sequence[Stage] = (),
 ) -> epath.Path:
-  """Draws training and held-out loss of `workdir`/metrics.jsonl, in a `unit`; returns the PNG's path.
+  """Draws training and held-out loss from `workdir`/metrics.jsonl; returns the path of the PNG.
 
   Args:
     workdir: of the run.
     baselines: losses of models that have learned nothing.
     unit: of the loss.
-    run: its stages; where there are several, lines stand where one ends.
+    run: its stages; if there are several, vertical lines mark their ends.
   """
   import matplotlib.figure
 

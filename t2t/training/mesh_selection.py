@@ -1,4 +1,4 @@
-"""Which mesh a config gets: what its keys say, and what is left to be chosen from the model and the devices."""
+"""Selects the mesh of a run from config.mesh, the model and the devices."""
 
 from collections.abc import Sequence
 import math
@@ -13,25 +13,25 @@ from t2t.param_tree import split_frozen
 from t2t.runtime import amounts
 from t2t.training import recipe
 
-# A TPU works on rows of 128 numbers: a shard that is thinner is padded to that, and as large to send as if it were not.
+# A TPU works on rows of 128 numbers, so a thinner shard is padded to 128 and costs as much to send.
 _THINNEST = 128
-_SHARE_OF_STATE = 0.5  # of a device's memory; the rest is for activations
+_SHARE_OF_STATE = 0.5  # of a device's memory; activations need the rest
 
 
 def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[dict[str, int], str]:
-  """Sizes of the axes of `config.mesh`, and why fsdp has its own: "" where the config says it.
+  """Returns the sizes of the axes of `config.mesh`, and the reason for the size of fsdp ("" if the config sets it).
 
-  With `fsdp=0`, parameters are split as far as their shards stay as wide as a TPU's rows, and further only where the
-  state of training would fill a device otherwise; what is left of the devices goes to data, over which nothing is sent
-  but gradients, once a step.
+  With `fsdp=0`, parameters are sharded while shards stay at least as wide as a TPU's rows. They are sharded further
+  only if the training state would otherwise fill a device. The remaining devices go to data, which only communicates
+  gradients once a step.
 
   Args:
-    config: see configs/default.py; its mesh, model and optimizer count.
+    config: its mesh, model and optimizer are read; see configs/default.py.
     num_devices: of the mesh.
-    device_kind: whose memory counts, if it is known.
+    device_kind: its memory is the limit, if it is known.
 
   Raises:
-    UserError: sizes that do not fit the devices; see `sharding.mesh_sizes`.
+    UserError: the sizes do not fit the devices; see `sharding.mesh_sizes`.
   """
   shape = config.mesh.sizes
   if shape["fsdp"] != 0:
@@ -41,33 +41,33 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   sizes = sharding.mesh_sizes(shape | {"fsdp": -1}, num_devices)
   most = sizes["fsdp"]
   widths = [width for width in (config.model.embed_dim, config.model.embedding_dim) if width]
-  sequence_size = sizes.get("sequence", 1)  # which splits parameters along the same dimension
+  sequence_size = sizes.get("sequence", 1)  # shards parameters along the same dimension as fsdp
   works = [
     n for n in range(1, most + 1) if most % n == 0 and all(width % (n * sequence_size) == 0 for width in widths)
   ] or [1]
   fsdp = max((n for n in works if min(widths) // (n * sequence_size) >= _THINNEST), default=1)
-  why = f"no more, for shards of {min(widths)} features to stay {_THINNEST} wide" if fsdp < most else "all there are"
+  why = f"the largest with shards of {min(widths)} features at least {_THINNEST} wide" if fsdp < most else "all devices"
   chip = accelerators.CHIPS.get(device_kind)
   if chip is not None:
     room = _SHARE_OF_STATE * chip.hbm_bytes * sequence_size * sizes["tensor"]
     state = _state_bytes(config)
     if state / fsdp > room:
       fsdp = min((n for n in works if state / n <= room), default=max(works))
-      why = f"so many, for the {amounts.nbytes(state)} of parameters, gradients and optimizer"
+      why = f"to fit {amounts.nbytes(state)} of parameters, gradients and optimizer state"
   sizes |= {"fsdp": fsdp, "data": sizes["data"] * (most // fsdp)}
   remainder = f"; the rest is data {sizes['data']}" if sizes["data"] > 1 else ""
   return sizes, f"fsdp {fsdp}, {why}{remainder}" if most > 1 else ""
 
 
 def make(config: Config, *, devices: Sequence[jax.Device] | None = None) -> tuple[jax.sharding.Mesh, str]:
-  """The mesh that a config gets, over devices that are here or of a topology, and why (see `choose`)."""
+  """Returns the mesh of a config over local devices or a topology, and the reason (see `choose`)."""
   devices = jax.devices() if devices is None else list(devices)
   sizes, why = choose(config, len(devices), device_kind=devices[0].device_kind)
   return sharding.make_mesh(sizes, devices=devices, order=config.mesh.physical_layout), why
 
 
 def on_one(run: Sequence[Stage], devices: Sequence[jax.Device]) -> list[Stage]:
-  """The stages of a run, whose configs say the mesh that all of them have: that of the one with the largest batch."""
+  """Returns the stages of a run with one common mesh, that of the stage with the largest batch."""
   if len(run) == 1:
     return list(run)
   sizes, _ = choose(recipe.largest(run).config, len(devices), device_kind=devices[0].device_kind)
@@ -75,7 +75,7 @@ def on_one(run: Sequence[Stage], devices: Sequence[jax.Device]) -> list[Stage]:
 
 
 def _state_bytes(config: Config) -> int:
-  """Of parameters, their gradients and the optimizer, over all devices."""
+  """Returns bytes of parameters, gradients and optimizer state over all devices."""
   training_recipe = recipe.make(config)
 
   def make(key):

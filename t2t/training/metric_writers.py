@@ -1,4 +1,4 @@
-"""Where metrics go: a progress line on the terminal, metrics.jsonl, TensorBoard events, a loss curve as a picture."""
+"""Writes metrics: a progress line on the terminal, metrics.jsonl and TensorBoard events."""
 
 from collections.abc import Mapping, Sequence
 import concurrent.futures
@@ -20,12 +20,12 @@ from t2t.runtime import amounts, console
 from t2t.storage import gcs, logs, tfrecord
 from t2t.training import jsonl_log
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a workdir
-EMPTY = "(empty)"  # in place of a text that has nothing to read
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # file names in a workdir
+EMPTY = "(empty)"  # placeholder for a blank text
 
 
 def wrapped(label: str, text: str, *, width: int = 80) -> str:
-  """`text`, or that there is none, behind a label, in lines of at most `width` characters."""
+  """Returns `text`, or a placeholder if it is blank, after a label and in lines of at most `width` characters."""
   indent = " " * 15
   text = text if text.strip() else EMPTY
   return textwrap.fill(text, width, initial_indent=f"  {label:<13}", subsequent_indent=indent)
@@ -33,11 +33,12 @@ def wrapped(label: str, text: str, *, width: int = 80) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-  """Counts of the values of an array in bins of equal width.
+  """Counts of an array's values in bins of equal width.
 
-  limits: of the bins, one more than there are counts; the first is the least value, the last the greatest.
-  counts: values in each.
-  sum, sum_squares: of all.
+  Attributes:
+    limits: of the bins, one more than counts; the first is the minimum, the last the maximum.
+    counts: values in each bin.
+    sum, sum_squares: of all values.
   """
 
   limits: list[float]
@@ -47,7 +48,9 @@ class Histogram:
 
 
 class ProgressLine:
-  """Step, loss, tokens per second and time left: one line that changes on a terminal, a line now and then elsewhere."""
+  """Progress line with step, loss, tokens per second and time left; elsewhere than on a terminal, one line now and
+  then.
+  """
 
   def __init__(self, first_step: int, num_steps: int, *, every_seconds: float = 10.0):
     self._num_steps = num_steps
@@ -81,7 +84,7 @@ class ProgressLine:
       self.say(f"step {step}/{self._num_steps}  {text}")
 
   def say(self, text: str) -> None:
-    """Prints a line of its own, above the one that changes."""
+    """Prints a separate line above the progress line."""
     if self._progress is None:
       console.tell(text)
       return
@@ -89,25 +92,25 @@ class ProgressLine:
       self._progress.console.print(text, highlight=False, markup=False)
 
   def close(self) -> None:
-    """Leaves the line as it stands."""
+    """Stops updating the line."""
     if self._progress is not None:
       with console.unheeded():
         self._progress.stop()
 
 
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
-  """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
+  """Returns step -> value of one metric in a metrics.jsonl; invalid lines are skipped."""
   rows: Any = jsonl_log.rows(logs.read(path), jsonl_log.is_metrics)
   return {row["step"]: row[name] for _, row in rows if name in row}
 
 
 def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
-  """`parse_metrics` of a file, which need not be there."""
+  """Returns `parse_metrics` of a file; the file may be missing."""
   return parse_metrics(logs.read(path))
 
 
 def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
-  """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
+  """Returns name -> step -> value of a metrics.jsonl; invalid lines are skipped."""
   by_name: dict[str, dict[int, float]] = {}
   rows: Any = jsonl_log.rows(content, jsonl_log.is_metrics)
   for _, row in rows:
@@ -117,40 +120,39 @@ def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
 
 
 def _fits(value: Any) -> bool:
-  """Whether a number, of JSON, where integers have no end, is one that can be computed with."""
+  """Returns True if a JSON number fits 64 bits; JSON integers are unbounded."""
   return type(value) is float or abs(value) < 2**63
 
 
 def damaged_lines(content: bytes) -> int:
-  """How many lines of a metrics.jsonl are no rows of metrics."""
+  """Returns the number of invalid lines in a metrics.jsonl."""
   return len(jsonl_log.damaged(content, jsonl_log.is_metrics))
 
 
 def read_samples(path: epath.Path) -> dict[int, list[list[tuple[str, str]]]]:
-  """Step -> samples of a samples.jsonl, each a few lines of a label and a text; it need not be there."""
+  """Returns step -> samples of a samples.jsonl, each a list of (label, text) lines; the file may be missing."""
   sample_rows: Any = jsonl_log.rows(logs.read(path), jsonl_log.is_samples)
   return {row["step"]: [[(label, text) for label, text in lines] for lines in row["samples"]] for _, row in sample_rows}
 
 
 _BINARY = "application/octet-stream"
-_STRING = 7  # of TensorFlow's DataType
+_STRING = 7  # in TensorFlow's DataType
 
 
-# What a checkpoint calls the metrics that could not be written before it was saved.
+# File names in a checkpoint for metrics that could not be written before it was saved.
 UNWRITTEN = ("unwritten-metrics.jsonl", "unwritten-events", "unwritten-samples.jsonl")
 _UNWRITTEN_ROWS, _UNWRITTEN_EVENTS, _UNWRITTEN_SAMPLES = UNWRITTEN
 
 
 class MetricWriter:
-  """metrics.jsonl, samples.jsonl and TensorBoard's events, brought to the disk in the background.
+  """Writes metrics.jsonl, samples.jsonl and TensorBoard events in the background, on the first host.
 
-  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; of samples.jsonl see `jsonl_log`.  Only
-  the first host writes.  Every few seconds what is new is written behind what is there, also in a bucket (see
-  `gcs.Object`), where all can be read at any time.  What cannot be written waits in memory, and training goes on.
+  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; for samples.jsonl see `jsonl_log`. New
+  rows are appended every few seconds, also in a bucket (see `gcs.Object`), so the files can be read during the run.
+  Rows that cannot be written wait in memory, and training continues.
 
-  Each step is there once, whatever was killed: `flush` is called before a checkpoint is saved, so that all steps up to
-  it are on the disk, or, where they could not be written, in the checkpoint; and a run that goes on from it takes away
-  what came after.
+  Each step appears once, even after a kill. `flush` is called before a checkpoint is saved, so all steps up to it are
+  on the disk or, if they could not be written, in the checkpoint. A run that resumes from it removes later rows.
   """
 
   def __init__(self, workdir: epath.Path, *, start: int = 0, unwritten: Mapping[str, bytes] | None = None):
@@ -158,20 +160,20 @@ class MetricWriter:
 
     Args:
       workdir: local or gs://.
-      start: the step that training goes on from; what stands there of later ones is taken away.
-      unwritten: what `flush` returned before that step was saved; what of it does not stand there is written now.
+      start: the step that training resumes from; later rows are removed.
+      unwritten: result of `flush` before that step was saved; rows missing in the files are written now.
 
     Raises:
-      UserError: what stands there cannot be read or cut.
+      UserError: the files cannot be read or truncated.
     """
-    # The records of TensorBoard's own writer, which would import TensorFlow.
+    # TensorBoard's record format without its own writer, which would import TensorFlow.
     from tensorboardX.proto import event_pb2
 
-    messages: Any = event_pb2  # which protobuf fills as it is imported
+    messages: Any = event_pb2  # protobuf fills this module on import
     self._event = messages.Event
     self._every_seconds = 30.0 if gcs.is_remote(workdir) else 5.0
     self._start = start
-    # Steps of events, and names of their values, that stand there.
+    # Steps of events in the files, with the names of their values.
     self._recorded: set[tuple[int, frozenset[str]]] = set()
     folder = self._folder = workdir / "tensorboard"
     try:
@@ -183,11 +185,14 @@ class MetricWriter:
       for name in gcs.names(folder, where="--workdir"):
         if "tfevents" in name:
           logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
-      # Processes that start within a second have different numbers.
+      # The process id distinguishes processes that start in the same second.
       name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
       self._events = logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
     except OSError as error:
-      raise UserError(f"--workdir {workdir}: what was measured before cannot be read or cut ({error})") from error
+      raise UserError(
+        f"--workdir {workdir}: metrics files cannot be read or truncated ({error}). Check its permissions, or give "
+        "another --workdir"
+      ) from error
     self._events.add(
       tfrecord.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
     )
@@ -204,7 +209,7 @@ class MetricWriter:
     for record in whole_records:
       try:
         event = self._event.FromString(record)
-      except Exception:  # protobuf's own: it is whole, but no event
+      except Exception:  # protobuf's own errors: a whole record that is not an event
         damaged.append(tfrecord.frame(record))
         continue
       if event.step <= self._start:
@@ -212,11 +217,11 @@ class MetricWriter:
         self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
     if damaged:
       beside = jsonl_log.keep_beside(self._folder.parent / "events", "damaged", damaged, end=b"")
-      console.tell(f"{self._folder}: damaged records were taken out ({len(damaged)}), and are kept in {beside}")
+      console.tell(f"{self._folder}: {len(damaged)} damaged records were removed; they are kept in {beside}")
     return b"".join(kept_records)
 
   def _add_unwritten(self, content: bytes) -> None:
-    # It may begin within a record of which a part was written.
+    # It may start within a record that was partly written.
     for record in tfrecord.salvage(content)[0]:
       event = self._event.FromString(record)
       names = frozenset(value.tag for value in event.summary.value)
@@ -224,7 +229,7 @@ class MetricWriter:
         self._events.add(tfrecord.frame(record))
 
   def write(self, step: int, values: Mapping[str, float]) -> bool:
-    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays.
+    """Records scalars with names such as "train/loss"; values of the resumed step that the file already has stay.
 
     Returns:
       Whether they are new.
@@ -238,14 +243,14 @@ class MetricWriter:
     return True
 
   def samples(self, step: int, samples: Sequence[Sequence[tuple[str, str]]]) -> None:
-    """Records what the model makes of held-out text: of each text a few lines, of a label and a text each."""
+    """Records predictions on held-out text, each a list of (label, text) lines."""
     if not samples or not self._samples.add({"step": step, "samples": samples}):
       return
     event = self._event(wall_time=time.time(), step=step)
     for number, lines in enumerate(samples, start=1):
       value = event.summary.value.add(tag=f"examples/{number}")
       value.metadata.plugin_data.plugin_name = "text"
-      # Behind four spaces Markdown leaves a line as it is.
+      # Markdown keeps lines with four leading spaces verbatim.
       markdown = "\n".join(f"    {label:<12}{' '.join(text.split())}" for label, text in lines)
       value.tensor.dtype = _STRING
       value.tensor.tensor_shape.dim.add(size=1)
@@ -253,7 +258,7 @@ class MetricWriter:
     self._record(event)
 
   def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-    """Records how values are spread, for TensorBoard alone."""
+    """Records histograms, for TensorBoard only."""
     event = self._event(wall_time=time.time(), step=step)
     for name, histogram in histograms.items():
       value = event.summary.value.add(tag=name).histo
@@ -275,23 +280,26 @@ class MetricWriter:
       try:
         log.bring()
         self._failing.discard(log.path)
-      except Exception as error:  # whatever it is: the numbers are kept, and training goes on
+      except Exception as error:  # any error: the rows are kept, and training continues
         if log.path not in self._failing:
-          print(f"{log.path}: cannot be written ({error}); what it lacks is kept and written later", file=sys.stderr)
+          print(
+            f"{log.path}: cannot be written ({error}); missing rows are kept in memory and written later",
+            file=sys.stderr,
+          )
         self._failing.add(log.path)
 
   def flush(self) -> dict[str, bytes]:
-    """Returns when everything is written, or cannot be for now: then what is not, by name, to be saved elsewhere."""
+    """Writes everything; returns the bytes that cannot be written now, by name, for the checkpoint."""
     self._thread.submit(self._bring).result()
     waiting = {name: log.waiting for name, log in self._logs.items()}
     return {name: content for name, content in waiting.items() if content}
 
   def close(self) -> None:
-    """Flushes and closes."""
+    """Flushes and closes the files."""
     self.flush()
     self._thread.shutdown()
     for log in self._logs.values():
       if log.waiting:
-        print(f"{log.path}: could not be written to its end; {len(log.waiting)} bytes are lost", file=sys.stderr)
+        print(f"{log.path}: could not be written completely; {len(log.waiting)} bytes are lost", file=sys.stderr)
       with contextlib.suppress(OSError):
         log.close()

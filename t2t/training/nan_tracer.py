@@ -1,8 +1,8 @@
-"""Where a NaN or an infinity arises: a program is run one operation after another, and each result is looked at.
+"""Finds the origin of a NaN or infinity: runs a program one operation at a time and checks each result.
 
-What is not finite carries along where it comes from.  A scan is run element by element, so that a layer of a stack has
-its number, and the passes backward are part of the program as those forward.  Several thousand operations are
-dispatched one by one: this is for looking at one step.
+Each value that is not finite carries its origin. A scan is run element by element, which gives the layer number in a
+stack. Backward passes are part of the program. Several thousand operations are dispatched one by one, so use this for
+single steps only.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-# Not public, but the only way from an operation to the line that asked for it.
+# A private module, but the only way from an operation to its line of code.
 from jax._src import source_info_util
 from jax.experimental import multihost_utils
 import jax.extend
@@ -21,22 +21,23 @@ import numpy as np
 
 from t2t.param_tree import path_name, stack_of
 
-# Operations that are one, though they have a program within: a device's part, a kernel.
+# Operations that are run whole although they contain a program.
 _WHOLE = ("shard_map", "pallas_call", "while")
 _PACKAGE = str(pathlib.Path(__file__).resolve().parent.parent)
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """The first place of a number that is not finite.
+  """The origin of a value that is not finite.
 
-  what: "NaN" or "infinity".
-  argument: path of the argument that had it before anything was computed; "": it was computed.
-  operation: that gave it from numbers that are finite.
-  line: of the code, "models/feed_forward.py:68 (Mlp.__call__)".
-  loops: (path of the stack, element) of the loops that it is in, from outside.
-  backward: whether it arose in a gradient.
-  rows: of the batch, if the operation has a result for each.
+  Attributes:
+    what: "NaN" or "infinity".
+    argument: path of the argument that was not finite before the computation; "" if the value was computed.
+    operation: that returned it from finite inputs.
+    line: of the code, "models/feed_forward.py:68 (Mlp.__call__)".
+    loops: (path of the stack, element) of the enclosing loops, outermost first.
+    backward: whether it is part of a gradient.
+    rows: of the batch, if the operation has one result per row.
   """
 
   what: str
@@ -48,7 +49,9 @@ class Origin:
   rows: tuple[int, ...] = ()
 
   def __str__(self) -> str:
-    """In words: "infinity, forward, encoder/layers, layer 2, by mul at models/feed_forward.py:68 (Mlp.__call__)"."""
+    """Returns, for example, "infinity, forward, encoder/layers, layer 2, by mul at models/feed_forward.py:68
+    (Mlp.__call__)".
+    """
     where = "".join(f", {path or 'a loop'}, layer {element}" for path, element in self.loops)
     if self.argument:
       return f"{self.what} in {self.argument}, before the step{where and f'; it is first read in{where[1:]}'}"
@@ -56,17 +59,17 @@ class Origin:
     return f"{self.what}, {passed}{where}, by {self.operation} at {self.line}"
 
 
-# Of a value: None, it is finite, or made of a constant of the program, such as what masks are filled with.
+# None for values that are finite, or come from a constant of the program such as a mask's fill value.
 _Trace = Origin | None
 
 
 def find(function: Callable[..., object], *arguments: object, rows: int = 0) -> Origin | None:
-  """The origin of the first result of a function that is not finite; None where all are.
+  """Returns the origin of the first result that is not finite; None if all are finite.
 
   Args:
     function: of arrays, jitted or not; nothing is donated.
-    arguments: on the devices; on several processes all of them look.
-    rows: of a batch, by which results are known that have one for each.
+    arguments: on the devices; with several processes, all of them must call this.
+    rows: of a batch, to recognize results with one entry per row.
   """
   closed = jax.make_jaxpr(function)(*arguments)
   leaves = jax.tree_util.tree_leaves_with_path(arguments)
@@ -80,7 +83,7 @@ def find(function: Callable[..., object], *arguments: object, rows: int = 0) -> 
 
 
 class _Run:
-  """One run of a program.
+  """Interprets one program.
 
   Args:
     names: id of an argument -> its path.
@@ -89,16 +92,16 @@ class _Run:
 
   def __init__(self, names: dict[int, str], rows: int):
     self._names, self._rows = names, rows
-    self._loops: list[tuple[str, int]] = []  # that are being run, from outside
+    self._loops: list[tuple[str, int]] = []  # the running loops, outermost first
 
   def jaxpr(
     self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], whence: Sequence[_Trace]
   ) -> tuple[list, list[_Trace]]:
-    """The results, and of each where it comes from, if it is not finite.
+    """Returns the results, and the origin of each that is not finite.
 
     Args:
-      jaxpr, consts, arguments: what is run.
-      whence: of each argument.
+      jaxpr, consts, arguments: the program and its inputs.
+      whence: origin of each argument.
     """
     values, traces = {}, {}
 
@@ -117,7 +120,7 @@ class _Run:
       inputs = [value_of(x) for x in equation.invars]
       put(equation.outvars, *self._equation(equation, inputs, [trace_of(x) for x in equation.invars]))
       for variable in (*equation.invars, *equation.outvars):
-        # What nothing reads any more makes room.
+        # Frees values without further readers.
         if not is_literal(variable) and last.get(variable, -1) <= number and variable not in output_vars:
           values.pop(variable, None)
     return [value_of(x) for x in jaxpr.outvars], [trace_of(x) for x in jaxpr.outvars]
@@ -129,7 +132,7 @@ class _Run:
     if name == "cond":
       chosen = inner["branches"][int(values[0])]
       return self.jaxpr(chosen.jaxpr, chosen.consts, values[1:], traces[1:])
-    if name == "sharding_constraint":  # where numbers lie, and not which they are
+    if name == "sharding_constraint":  # changes the placement, not the values
       return values, traces
     body = None if name in _WHOLE else inner.get("jaxpr", inner.get("call_jaxpr"))
     if body is None:
@@ -141,11 +144,11 @@ class _Run:
     bind_params = equation.primitive.get_bind_params(equation.params)
     functions, parameters = (
       bind_params if isinstance(bind_params, tuple) else ((), bind_params)
-    )  # before jax 0.10.2, and since
+    )  # jax before 0.10.2, and since
     with equation.ctx.manager:
       results = equation.primitive.bind(*functions, *values, **parameters)
     results = results if equation.primitive.multiple_results else [results]
-    # A NaN that is read says more than an infinity, which may come to nothing.
+    # A NaN input explains more than an infinity, which may be masked out.
     read = sorted(filter(None, traces), key=lambda trace: trace.what != "NaN")
     is_fill = not read and not all(map(_is_finite, values))
     whence = [
@@ -155,7 +158,7 @@ class _Run:
     return list(results), whence
 
   def _placed(self, trace: Origin) -> Origin:
-    """Of an argument that is read for the first time, in which loops."""
+    """Adds the enclosing loops to the origin of an argument that is read for the first time."""
     if trace.operation or trace.loops:
       return trace
     return dataclasses.replace(trace, loops=tuple(self._loops))
@@ -207,7 +210,7 @@ def _kind(x: jax.Array) -> str:
 
 
 def _line(traceback: Any) -> str:
-  """The line of t2t that asked for an operation; another's where none of t2t did."""
+  """Returns the line of t2t that created an operation, or else the innermost line of user code."""
   frames = list(source_info_util.user_frames(traceback))
   t2t_frames = [frame for frame in frames if frame.file_name.startswith(_PACKAGE)]
   if not (t2t_frames or frames):

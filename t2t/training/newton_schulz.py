@@ -1,4 +1,4 @@
-"""Matrices made orthogonal, for Muon: many at a time, each whole on one device."""
+"""Orthogonalizes matrices for Muon, in batches in which each matrix is on one device."""
 
 from collections.abc import Mapping
 
@@ -7,19 +7,19 @@ import jax.numpy as jnp
 
 from t2t import sharding
 
-# Jordan 2024, "Muon": the quintic whose slope at zero is steepest.
+# Jordan 2024, "Muon": the quintic with the steepest slope at zero.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: Mapping[str, jax.Array], *, iterations: int) -> dict[str, jax.Array]:
-  """Each matrix with singular values near 1, by so many iterations of Newton and Schulz.
+  """Returns each matrix with singular values near 1, by Newton-Schulz iterations.
 
-  What has the same sizes goes through as one batch, whose matrices the devices share: a matrix that is split would be
-  added up over devices in each product of each iteration, and one that is copied computed on every device alike.
+  Matrices of the same sizes form one batch that is split over the devices by matrix. A matrix that is itself sharded
+  would need a reduction in each product of each iteration, and a replicated one would be computed on every device.
 
   Args:
     matrices: path -> [rows, columns], or of a stack [layers, rows, columns].
-    iterations: see above.
+    iterations: number of Newton-Schulz iterations.
 
   Returns:
     As `matrices`.
@@ -42,15 +42,15 @@ def orthogonalize(matrices: Mapping[str, jax.Array], *, iterations: int) -> dict
 
 
 def _wide(x: jax.Array) -> jax.Array:
-  """Without more rows than columns: f(X^T) is f(X)^T, and X X^T is smaller."""
+  """Transposes if there are more rows than columns: f(X^T) is f(X)^T, and X X^T is smaller."""
   return jnp.swapaxes(x, -1, -2) if x.shape[-2] > x.shape[-1] else x
 
 
 def _batch(x: jax.Array, *, iterations: int) -> jax.Array:
-  """[matrices, rows, columns], rows <= columns."""
+  """Orthogonalizes [matrices, rows, columns] with rows <= columns."""
   number = x.shape[0]
   missing = -number % sharding.num_shards("matrices")
-  # In parts of rows and in whole matrices, and back: between them nothing but an exchange.
+  # Reshards from rows to whole matrices and back, with one exchange each way.
   x = sharding.shard(x, None, "matrix_rows", None)
   x = sharding.shard(jnp.pad(x, ((0, missing), (0, 0), (0, 0))), "matrices", None, None)
   x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-8)

@@ -1,8 +1,8 @@
-"""Optimizers, from optax wherever optax has them.
+"""Optimizers, from optax where optax has them.
 
-An optimizer sees parameters as a flat dict, "encoder/layers/mlp/up" -> array, so that a pattern can name them, and
-treats each layer of a stack on its own: what is measured per parameter (Adafactor's factors, the size of an update, the
-size of a parameter) is measured per layer, as if the layers were not stacked.
+An optimizer sees parameters as a flat dict, "encoder/layers/mlp/up" -> array, so that patterns can select them. Each
+layer of a stack counts as its own parameter: Adafactor's factors and norms of updates and parameters are per layer, as
+if the layers were not stacked.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ from t2t.training import newton_schulz as orthogonal_lib
 
 @dataclasses.dataclass(frozen=True)
 class _OfModel(OptimizerConfig):
-  """The config, and what of the model an optimizer cannot see from the parameters that it is given: those it trains."""
+  """The config, with facts about the model that the trained parameters alone do not show."""
 
   num_layers: int = 0  # see `make_optimizer`
 
 
 def _adafactor(config: _OfModel) -> list[optax.GradientTransformation]:
-  """Adafactor without momentum (Shazeer & Stern 2018), as Mesh-TensorFlow's T5 ran it."""
+  """Adafactor without momentum (Shazeer & Stern 2018), as in Mesh-TensorFlow's T5."""
   per_parameter = [
     optax.scale_by_factored_rms(decay_rate=config.adafactor_decay_rate),
     optax.clip_by_block_rms(config.adafactor_clip),
@@ -47,16 +47,16 @@ def _adamw(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _lamb(config: _OfModel) -> list[optax.GradientTransformation]:
-  """Adam's updates and the decay, as large as the parameter (You et al. 2020): `optax.lamb`, for each layer by itself.
+  """LAMB (You et al. 2020): `optax.lamb`, applied to each layer separately.
 
-  What is not decayed has Adam's updates as they are, as in the code that trained ALBERT (google-research/albert,
-  lamb_optimizer.py: exclude_from_layer_adaptation).
+  Parameters without decay get plain Adam updates, as in ALBERT's code (google-research/albert, lamb_optimizer.py:
+  exclude_from_layer_adaptation).
   """
   ratio = optax.masked(optax.scale_by_trust_ratio(), functools.partial(_decayed, config))
   return [_adam(config), *_weight_decay(config), _per_layer(ratio, config)]
 
 
-# How large Adam's updates are, as a root mean square: where Muon's are as large, AdamW's rates and decays do for both
+# Root mean square of Adam's updates. Muon's updates are scaled to it, so AdamW's learning rates and decays suit both
 # (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
 _ADAM_RMS = 0.2
 
@@ -64,7 +64,7 @@ _ADAM_RMS = 0.2
 def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
   """Muon (Jordan 2024) on the matrices of layers, Adam on the rest: embeddings, heads, norms, biases.
 
-  Each layer's matrix is made orthogonal by itself, where it lies in its stack: one product serves all layers.
+  Matrices are orthogonalized per layer without unstacking: one product serves all layers.
   """
 
   def kinds(params: Mapping[str, jax.Array]) -> dict[str, str]:
@@ -75,12 +75,12 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
 
   def orthogonal(updates: Any, params: optax.Params | None) -> optax.Updates:
     del params
-    there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # the others are Adam's
+    there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # Adam has the others
     orthogonalized = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
-    # As large as Adam's.
+    # Scaled to the size of Adam's updates.
     return updates | {path: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x for path, x in orthogonalized.items()}
 
-  # The momentum alone; what follows is where the matrices are whole.
+  # ns_steps=0: momentum only. Orthogonalization follows, on whole matrices.
   momentum = optax.contrib.scale_by_muon(ns_steps=0, beta=config.muon_momentum, weight_dimension_numbers=dimensions)
   on_matrices = optax.chain(momentum, optax.stateless(orthogonal))
   updates = optax.partition({"muon": _with_moments(on_matrices, config), "adam": _adam(config)}, kinds)
@@ -88,16 +88,16 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _lion(config: _OfModel) -> list[optax.GradientTransformation]:
-  """Lion (Chen et al. 2023): the sign of a momentum; wants a third to a tenth of AdamW's rate, and b2=0.99."""
+  """Lion (Chen et al. 2023): the sign of a momentum; needs a third to a tenth of AdamW's learning rate, and b2=0.99."""
   lion = _with_moments(optax.scale_by_lion(config.b1, config.b2), config)
   return [lion, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
 def _stable_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
-  """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW whose rate falls where gradients outgrow their average.
+  """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW with a lower rate when gradients outgrow their average.
 
-  By the root mean square of gradient / sqrt(second moment), of each layer's parameter by itself, if it is above 1:
-  Adafactor's clipping of updates.  The decay is at the same rate.
+  The update is divided by the root mean square of gradient / sqrt(second moment), per layer, if that is above 1. This
+  is Adafactor's update clipping. The decay uses the same rate.
   """
   adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
   inner = optax.chain(adam, *_parameter_scale(config), *_weight_decay(config))
@@ -106,7 +106,7 @@ def _stable_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
     gradients = updates
     updates, state = inner.update(gradients, state, params)
     adam_state: Any = state
-    # What the update is divided by, with Adam's correction of its bias.
+    # The second moments that divide the update, with Adam's bias correction.
     moments = optax.tree.bias_correction(adam_state[0].nu, config.b2, adam_state[0].count)
 
     def slowed(update: jax.Array, gradient: jax.Array, moment: jax.Array) -> jax.Array:
@@ -120,7 +120,7 @@ def _stable_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _sgd(config: _OfModel) -> list[optax.GradientTransformation]:
-  """The gradient itself."""
+  """Plain SGD."""
   return _weight_decay(config)
 
 
@@ -135,7 +135,7 @@ OPTIMIZERS = {
 }
 
 
-# Those that keep a first moment, whose dtype the table may set.
+# Optimizers with a first moment, for which config.optimizer.param_groups may set the dtype.
 _WITH_FIRST_MOMENT = ("adamw", "lamb", "lion", "muon", "stable_adamw")
 
 
@@ -144,16 +144,16 @@ def _adam(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _with_moments(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
-  """`tx` whose moments are in the dtype, and begin with the step, that the table sets."""
+  """Returns `tx` with moments that have the dtype and first step set in config.optimizer.param_groups."""
   tx = _first_moments_as_set(tx, config)
-  # Whose first update comes late has had none: Adam corrects the bias of its moments by their own number of updates.
+  # Parameters with a later first update need their own update count for Adam's bias correction.
   return _per_layer(tx, config) if param_groups.sets(config, "from_step", "unfreeze_every") else tx
 
 
 def _first_moments_as_set(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
-  """`tx` whose first moments wait between updates in the dtype that the table sets.
+  """Returns `tx` with first moments stored between updates in the dtype set in config.optimizer.param_groups.
 
-  Second moments stay float32: by steps of 1 - b2, 0.1 %, bfloat16's 8 bits would not change.
+  Second moments stay float32: they change by 1 - b2, about 0.1 %, which bfloat16's 8 bits cannot represent.
   """
   if not param_groups.sets(config, "moments"):
     return tx
@@ -204,19 +204,19 @@ def _weight_decay(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
-  """Whether a parameter is a matrix of each layer of a stack, or of the one layer that is all of its stack."""
+  """Returns True for a matrix in a layer, stacked or not."""
   return x.ndim == (3 if stack_of(path) else 2 if "layer" in path.split("/") else -1)
 
 
 def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
-  """`tx` on a flat dict, with each layer of a stack as a parameter of its own.
+  """Returns `tx` on a flat dict, with each layer of a stack as a separate parameter.
 
-  Of what the table has trained from a later step on, the state of each layer stays as it was at first until then.
+  The state of a layer with a later first step (from_step, unfreeze_every) keeps its initial value until then.
   """
   gated = param_groups.sets(config, "from_step", "unfreeze_every")
 
   def groups(flat):
-    """Name -> (the stack, when it is updated, what is in it); what `optax.partition` gave to others is in none."""
+    """Returns name -> (stack, first step, parameters), without the masked entries of `optax.partition`."""
     there = {path: x for path, x in flat.items() if jax.tree.leaves(x)}
     opened = (
       param_groups.openings(config, {path: x.shape for path, x in there.items()}, config.num_layers) if gated else {}
@@ -253,7 +253,7 @@ def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.Grad
 
 
 def _first_step() -> optax.ScaleByScheduleState:
-  """What counts the run's steps: those whose update is left out, too (see `train_state`)."""
+  """Returns a counter of the run's steps, including skipped updates (see `train_state`)."""
   return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
 
@@ -262,17 +262,17 @@ def _next_step(state: optax.ScaleByScheduleState) -> optax.ScaleByScheduleState:
 
 
 def _if_open(is_open: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
-  """`x` where `is_open`, bool [] or [layers]."""
+  """Returns `x` where `is_open`, bool [] or [layers], else `otherwise`."""
   return jnp.where(_beside(is_open, x), x, otherwise)
 
 
 def _beside(of_layers: jax.Array | np.ndarray, x: jax.Array) -> jax.Array | np.ndarray:
-  """What is [] or [layers] with as many dimensions as `x`, whose first are the layers."""
+  """Reshapes [] or [layers] to the number of dimensions of `x`, with layers first."""
   return of_layers.reshape((*of_layers.shape, *[1] * (x.ndim - of_layers.ndim)))
 
 
 def _opened(config: _OfModel) -> optax.GradientTransformation:
-  """Nothing for what the table has trained from a later step on."""
+  """Zeroes updates of parameters before their first step."""
 
   def update(updates, state, params=None):
     del params
@@ -286,7 +286,7 @@ def _opened(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
-  """Updates times the factors that `param_groups.rates` has."""
+  """Multiplies updates by the factors of `param_groups.rates`."""
 
   def scaled(updates, params):
     del params
@@ -311,7 +311,7 @@ def _consolidating(config: OptimizerConfig) -> list[optax.GradientTransformation
 
 def _towards_initial(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   strength = lambda path: 0.0 if config.fisher else _anchor(config, path)
-  # What has an anchor by Fisher information is measured from there.
+  # Parameters with an EWC anchor have no distance from the initial values.
   is_measured = lambda path: config.log_distance and not (config.fisher and _anchor(config, path))
   if not config.log_distance and (config.fisher or not param_groups.sets(config, "anchor")):
     return []
@@ -332,21 +332,20 @@ def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformat
 def make_optimizer(
   config: OptimizerConfig, num_steps: int, *, num_layers: int = 0, schedule: optax.Schedule | None = None
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """The optimizer and its schedule.
+  """Returns the optimizer and its schedule.
 
   Args:
     config: see `OptimizerConfig`.
     num_steps: length of the run; most schedules end there.
-    schedule: the learning rate by step, where it is not what the config alone makes of it.
-    num_layers: of the model's deepest stack, whether it is trained or not: what is set by depth counts from there.
+    schedule: learning rate by step, if the config alone does not define it.
+    num_layers: of the model's deepest stack, trained or not: settings by depth count from there.
 
   Raises:
-    UserError: an unknown name; lists those that are known.  Or a number out of its range, or a schedule that does not
-      go with the others.
+    UserError: an unknown name, a number out of its range, or a schedule that contradicts other settings.
   """
   if config.name not in OPTIMIZERS:
     near = did_you_mean(config.name, OPTIMIZERS)
-    raise UserError(f"config.optimizer.name={config.name!r}: known are {', '.join(OPTIMIZERS)}{near}")
+    raise UserError(f"config.optimizer.name={config.name!r}: unknown. Give one of {', '.join(OPTIMIZERS)}{near}")
   schema.check_ranges("optimizer", config)
   schedule = schedules.make_schedule(config, num_steps) if schedule is None else schedule
   for pattern in config.no_decay:
@@ -354,10 +353,10 @@ def make_optimizer(
   config = _OfModel(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)}, num_layers=num_layers)
   if param_groups.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
     raise UserError(
-      f"config.optimizer.param_groups: moments: {config.name} (config.optimizer.name) keeps no first moment;"
-      f" {', '.join(_WITH_FIRST_MOMENT)} do"
+      f"config.optimizer.param_groups: moments: {config.name} (config.optimizer.name) keeps no first moment. "
+      f"Leave it out, or use one of {', '.join(_WITH_FIRST_MOMENT)}"
     )
-  # At first for what is measured over all gradients, and at last for what decays without one.
+  # First so that global norms exclude closed parameters, and last so that decay does not change them.
   opened = [_opened(config)] if param_groups.sets(config, "from_step", "unfreeze_every") else []
   parts = [*opened, *_consolidating(config)]
   parts += [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []

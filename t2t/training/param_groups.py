@@ -1,11 +1,11 @@
-"""The table over parameters' paths, `config.optimizer.param_groups`: what each rule sets, and for which parameters.
+"""Parameter groups, `config.optimizer.param_groups`: rules that set options for parameters by their paths.
 
-  "^embed: frozen"                                  as they are, not trained
+  "^embed: frozen"                                  not trained
   "encoder/layers: rate=0.1 depth=0.9 from_step=1000"
   "decoder: decay=0.01", ".: anchor=0.01", "mlp: moments=bfloat16"
 
-A rule is a pattern that is looked for in paths, a colon, and settings.  Of two rules that set the same for a parameter,
-the later has the say.  `config.train.freeze` is rules, too, in front of these: each "PATTERN: frozen".
+A rule is a pattern that is searched in paths, a colon, and settings. If two rules set the same option for a parameter,
+the later rule wins. Patterns of `config.train.freeze` are rules "PATTERN: frozen" before these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,17 +47,17 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 _DTYPES = ("bfloat16", "float32")
 
-# Setting -> (what reads its value; what is to be given).
+# Setting -> (parser of its value, description of valid values).
 _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
-  "frozen": (_choice("", *_DTYPES), "frozen, or frozen=bfloat16 to be held in half the memory"),
-  "trained": (_choice(""), "trained, which takes back an earlier rule's frozen"),
-  "rate": (_number(1e-30), "a factor on the learning rate, above 0; what is not to change is frozen"),
+  "frozen": (_choice("", *_DTYPES), "frozen, or frozen=bfloat16 to store it in half the memory"),
+  "trained": (_choice(""), "trained, which undoes an earlier rule's frozen"),
+  "rate": (_number(1e-30), "a factor on the learning rate, above 0; use frozen to disable training"),
   "depth": (_number(1e-30, 1.0), "a factor on the rate for each layer from the top, above 0, at most 1"),
-  "from_step": (_number(0, kind=int), "the step, a whole number, before which there is no update"),
+  "from_step": (_number(0, kind=int), "the step, a whole number, of the first update"),
   "unfreeze_every": (_number(1, kind=int), "steps, a whole number, after which the next layer from the top is trained"),
   "decay": (_number(0), "a weight decay, at least 0"),
-  "anchor": (_number(0), "a decay towards the values that training began from, at least 0"),
-  "moments": (_choice(*_DTYPES), "bfloat16 or float32, dtype of the first moments"),
+  "anchor": (_number(0), "a decay towards the initial values, at least 0"),
+  "moments": (_choice(*_DTYPES), "bfloat16 or float32, the dtype of the first moments"),
 }
 
 # Setting -> a `param_transforms.Transform`, which the forward pass applies.
@@ -66,10 +66,11 @@ TRANSFORMS: LazyTable = LazyTable({"mask": "t2t.training.param_transforms:Mask"}
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """A line of the table.
+  """A rule of the table.
 
-  settings: name -> value; that of "frozen" is the dtype in which the parameters are held, "" for their own.
-  where: the line, and the key that it stands in, for messages.
+  Attributes:
+    settings: name -> value; the value of "frozen" is the storage dtype, "" for the parameters' own.
+    where: the rule and its key, for messages.
   """
 
   pattern: str
@@ -79,31 +80,33 @@ class Rule:
 
 @functools.cache
 def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
-  """The rules of `config.optimizer.param_groups`.
+  """Parses the rules of `config.optimizer.param_groups`.
 
-  In:  ("encoder/layers: rate=0.1 from_step=1000",)
-  Out: (Rule("encoder/layers", {"rate": 0.1, "from_step": 1000}, ...),)
+    In:  ("encoder/layers: rate=0.1 from_step=1000",)
+    Out: (Rule("encoder/layers", {"rate": 0.1, "from_step": 1000}, ...),)
 
   Raises:
-    UserError: a line that is no rule, a setting that there is not or that has no such value, or one that is set twice.
+    UserError: a malformed rule, an unknown setting, an invalid value, or a setting that is set twice.
   """
   rules, seen = [], set()
   for line in lines:
     where = f"{_KEY}: {line!r}"
-    # Patterns may have colons, "(?:...)", and settings have none.
+    # The last colon, because patterns may contain colons, "(?:...)", and settings do not.
     pattern, colon, settings_text = line.rpartition(":")
     pattern = pattern.strip()
     if not colon or not pattern or not settings_text.strip():
-      raise UserError(f"{where}: a rule is PATTERN: SETTING ..., for example 'encoder/layers: rate=0.1 depth=0.9'")
+      raise UserError(
+        f"{where}: not a rule. Give PATTERN: SETTING ..., for example 'encoder/layers: rate=0.1 depth=0.9'"
+      )
     check_pattern(pattern, where)
     settings = {}
     for text in settings_text.split():
       name, equals, value = text.partition("=")
       if name not in _SETTINGS and name not in TRANSFORMS:
         known = (*_SETTINGS, *TRANSFORMS)
-        raise UserError(f"{where}: no setting {name!r}; there are {', '.join(known)}{did_you_mean(name, known)}")
+        raise UserError(f"{where}: unknown setting {name!r}. Give one of {', '.join(known)}{did_you_mean(name, known)}")
       if (pattern, name) in seen:
-        raise UserError(f"{where}: {name} is set twice for {pattern!r}; leave one of them out")
+        raise UserError(f"{where}: {name} is set twice for {pattern!r}. Leave one of them out")
       seen.add((pattern, name))
       read, wanted = _SETTINGS[name] if name in _SETTINGS else (TRANSFORMS[name].read, TRANSFORMS[name].wanted)
       try:
@@ -114,19 +117,19 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
         raise UserError(f"{where}: {text}: give {wanted}") from error
     if "frozen" in settings and len(settings) > 1:
       setting_name = next(name for name in settings if name != "frozen")
-      raise UserError(f"{where}: what is frozen has no {setting_name}; leave one of them out")
+      raise UserError(f"{where}: frozen parameters have no {setting_name}. Leave one of the two out")
     rules.append(Rule(pattern, settings, where))
   return tuple(rules)
 
 
 def setting(config: OptimizerConfig, path: str, name: str) -> object:
-  """What the table sets for a parameter; None: nothing."""
+  """Returns the table's value of a setting for a parameter; None if no rule sets it."""
   values = [rule.settings[name] for rule in _setting(config, name) if re.search(rule.pattern, path)]
   return values[-1] if values else None
 
 
 def sets(config: OptimizerConfig, *names: str) -> bool:
-  """Whether a rule sets one of these, for whichever parameters."""
+  """Returns True if a rule sets one of these, for any parameters."""
   return any(_setting(config, name) for name in names)
 
 
@@ -134,7 +137,7 @@ def _setting(config: OptimizerConfig, name: str) -> list[Rule]:
   return [rule for rule in parse(tuple(config.param_groups)) if name in rule.settings]
 
 
-# ---- What is not trained ---------------------------------------------------------------------------------------------
+# ---- Frozen parameters -----------------------------------------------------------------------------------------------
 
 
 def _all_rules(config: Config) -> tuple[Rule, ...]:
@@ -146,12 +149,12 @@ def _all_rules(config: Config) -> tuple[Rule, ...]:
 
 
 def frozen_patterns(config: Config) -> tuple[str, ...]:
-  """Patterns of what is not trained, by both keys: `split_frozen` takes them."""
+  """Returns the patterns of frozen parameters from both keys, for `split_frozen`."""
   return _without_later(_all_rules(config), lambda rule: "frozen" in rule.settings, ("trained",))
 
 
 def halved_patterns(config: Config) -> tuple[str, ...]:
-  """Patterns of what is frozen and held in bfloat16."""
+  """Returns the patterns of frozen parameters that are stored in bfloat16."""
   return _without_later(
     _all_rules(config), lambda rule: rule.settings.get("frozen") == "bfloat16", ("trained", "frozen")
   )
@@ -160,7 +163,7 @@ def halved_patterns(config: Config) -> tuple[str, ...]:
 def _without_later(
   rules: Sequence[Rule], is_meant: Callable[[Rule], bool], undone_by: Sequence[str]
 ) -> tuple[str, ...]:
-  """The patterns of rules, each without what later rules take out by other settings."""
+  """Returns the patterns of rules, each excluding the patterns of later rules that undo it."""
   patterns = []
   for index, rule in enumerate(rules):
     if is_meant(rule):
@@ -175,18 +178,18 @@ def _without_later(
 
 
 def deepest(shapes: Mapping[str, tuple[int, ...]]) -> int:
-  """The number of layers of the deepest stack; 0: there is none."""
+  """Returns the number of layers of the deepest stack; 0 if there is no stack."""
   return max((shape[0] for path, shape in shapes.items() if stack_of(path)), default=0)
 
 
 def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
-  """How far below the top each parameter lies, and of a stack each of its layers.
+  """Returns each parameter's distance from the top in layers, for stacks that of each layer.
 
-  A stack's last layer has 1, its first as many as there are layers, what tokens are embedded by one more; heads and
-  what stands behind the layers have 0.
+  The last layer of a stack has 1, its first layer the number of layers, and embeddings one more. Heads and other
+  parameters after the layers have 0.
 
   Args:
-    shapes: of the parameters by their paths, or of some of them.
+    shapes: of the parameters, or of some of them, by path.
     num_layers: of the deepest stack of the whole model, trained or not.
 
   Returns:
@@ -196,7 +199,7 @@ def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> d
     ValueError: a stack is deeper.
   """
   if deepest(shapes) > num_layers:
-    raise ValueError(f"num_layers={num_layers}, and a stack has {deepest(shapes)}")
+    raise ValueError(f"num_layers={num_layers}, but a stack has {deepest(shapes)} layers")
 
   def distance(path: str, shape: tuple[int, ...]) -> np.ndarray:
     if stack_of(path):
@@ -208,11 +211,11 @@ def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> d
 
 
 def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
-  """The factor on the learning rate of each parameter, and of a stack of each layer, where it is not 1 throughout.
+  """Returns the learning-rate factor of each parameter, for stacks that of each layer, if it is not 1 everywhere.
 
-  `rate` * `depth` ** layers from the top: with rate=1 and depth=1/2.6 those of ULMFiT (Howard & Ruder 2018).  Where no
-  rule has a depth it is `config.optimizer.layer_decay`, which counts a layer more between the last and the heads, as
-  does the code of Clark et al. 2020 (google-research/electra, model/optimization.py).
+  The factor is `rate` * `depth` ** layers from the top; rate=1 and depth=1/2.6 are ULMFiT's (Howard & Ruder 2018).
+  Without a `depth` rule it is by `config.optimizer.layer_decay`, which counts one more layer between the last layer and
+  the heads, as the code of Clark et al. 2020 does (google-research/electra, model/optimization.py).
   """
   factors = {}
   for path, number in layers_from_top(shapes, num_layers).items():
@@ -224,10 +227,10 @@ def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_la
 
 
 def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
-  """The number of updates made when each parameter's first is, and of a stack each layer's, where it is above 0.
+  """Returns the step of the first update of each parameter, for stacks that of each layer, if it is above 0.
 
-  `from_step` + `unfreeze_every` * layers from the top: with unfreeze_every the steps of an epoch, heads are trained in
-  the first, the last layer as well in the second, and so on (Howard & Ruder 2018, gradual unfreezing).
+  The step is `from_step` + `unfreeze_every` * layers from the top. With unfreeze_every equal to the steps of an epoch,
+  the first epoch trains heads, the second also the last layer, and so on (Howard & Ruder 2018, gradual unfreezing).
   """
   first_steps = {}
   for path, number in layers_from_top(shapes, num_layers).items():
@@ -236,19 +239,19 @@ def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num
   return {path: opening for path, opening in first_steps.items() if np.any(opening)}
 
 
-# ---- What cannot be meant --------------------------------------------------------------------------------------------
+# ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
 def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple[str, ...]) -> None:
-  """Refuses rules that fit no parameter, or contradict others.
+  """Checks that each rule matches a parameter, and that rules do not contradict each other.
 
   Args:
     config: of the run.
-    shapes: of all parameters of the model by their paths.
-    never: patterns of what is not trained whatever the table says: of an adapter's base, of heads without a loss.
+    shapes: of all parameters of the model by path.
+    never: patterns of parameters that are never trained: an adapter's base, heads without a loss.
 
   Raises:
-    UserError: names the rule, and what would be right.
+    UserError: with the rule and a fix.
   """
   rules, frozen = _all_rules(config), (*frozen_patterns(config), *never)
   trained = [path for path in shapes if not matches(frozen, path)]
@@ -261,32 +264,36 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
       raise UserError(f"{rule.where}: {rule.pattern!r} matches no parameter{nearest(rule.pattern, shapes)}")
     if "frozen" in rule.settings:
       if not any(matches(frozen, path) for path in mine):
-        raise UserError(f"{rule.where}: later rules take it back for every parameter that it matches; leave it out")
+        raise UserError(
+          f"{rule.where}: has no effect, because later rules undo it for every parameter that it matches. Leave it out"
+        )
       continue
     if not set(mine) & set(trained):
       who = next((rule.where for rule in rules if "frozen" in rule.settings and re.search(rule.pattern, mine[0])), None)
-      who = who or "an adapter, or a loss that makes nothing of them"
-      raise UserError(f"{rule.where}: none of its parameters is trained, {mine[0]} because of {who}; leave one out")
+      who = who or "an adapter, or a loss that does not use them"
+      raise UserError(
+        f"{rule.where}: matches no trained parameter: {mine[0]} is frozen because of {who}. Leave one of the two out"
+      )
     for name in {"depth", "unfreeze_every"} & set(rule.settings):
       if not any(np.any(numbers[path]) for path in mine):
-        raise UserError(f"{rule.where}: {name} is by layers, and {mine[0]} belongs to none; leave it out")
+        raise UserError(f"{rule.where}: {name} counts layers, but {mine[0]} is in no layer. Leave it out")
   for path, opening in opened.items():
     if np.max(opening) >= config.train.steps:
       raise UserError(
-        f"{_KEY}: {path} would be trained from step {int(np.max(opening))}, and the run has {config.train.steps}"
-        " (config.train.steps): a smaller from_step or unfreeze_every, or frozen"
+        f"{_KEY}: {path} would be trained from step {int(np.max(opening))}, but "
+        f"config.train.steps={config.train.steps}. Give a smaller from_step or unfreeze_every, or frozen"
       )
 
 
 def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> None:
-  """Refuses an adapter of which the table leaves nothing, or nothing of what one pattern of its `also_train` is for.
+  """Checks that rules leave at least one trained parameter of each adapter, and of each pattern of its `also_train`.
 
   Args:
     config: of the run.
-    shapes: of all parameters of the model by their paths.
+    shapes: of all parameters of the model by path.
 
   Raises:
-    UserError: names both keys.
+    UserError: with both keys.
   """
   frozen = frozen_patterns(config)
   adapters: Mapping[str, Any] = config.adapters
@@ -297,12 +304,14 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
       if mine and all(matches(frozen, path) for path in mine):
         rules = (rule for rule in _all_rules(config) if "frozen" in rule.settings)
         rule = next(candidate.where for candidate in rules if re.search(candidate.pattern, mine[0]))
-        raise UserError(f"{where}: is to be trained, and all of it is frozen because of {rule}; leave one of them out")
+        raise UserError(
+          f"{where}: must be trained, but all its parameters are frozen because of {rule}. Leave one of the two out"
+        )
 
 
 def nearest(pattern: str, paths: Sequence[str] | Mapping[str, object]) -> str:
-  """The end of an error about a pattern that is nowhere found: what is nearest to it, or else what there is."""
+  """Returns the end of an error about a pattern without a match: the nearest path, or else all paths."""
   parts = [path.split("/") for path in paths]
   known = sorted({"/".join(part[start:end]) for part in parts for end in range(len(part) + 1) for start in range(end)})
   near = did_you_mean(pattern.strip("^$").strip("/"), known)
-  return near or f"; there are {', '.join(sorted(paths))}"
+  return near or f"; known are {', '.join(sorted(paths))}"

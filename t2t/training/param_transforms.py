@@ -1,6 +1,6 @@
-"""Parameter transforms: what the forward pass reads in place of a parameter, set by `config.optimizer.param_groups`.
+"""Parameter transforms, set by `config.optimizer.param_groups`: the forward pass reads a function of the parameter.
 
-Masks are made here; a gate or fake quantization is another row of `param_groups.TRANSFORMS`.
+This file has masks; a gate or fake quantization would be another row of `param_groups.TRANSFORMS`.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,15 @@ Kept = Mapping[str, Mapping[str, jax.Array]]  # transform -> path -> array in th
 class Transform(Protocol):
   """A transform of one parameter; a row of `param_groups.TRANSFORMS`.
 
-  wanted: the end of an error about its setting.
+  Attributes:
+    wanted: description of valid values, for errors.
   """
 
   wanted: ClassVar[str]
 
   @staticmethod
   def read(text: str) -> float:
-    """Returns the setting, of "mask=0.5" that of "0.5".
+    """Parses the value of the setting, "0.5" of "mask=0.5".
 
     Raises:
       ValueError: it is out of range.
@@ -36,14 +37,14 @@ class Transform(Protocol):
 
   @staticmethod
   def init(setting: float, path: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what the train state keeps, and the parameter at step 0.
+    """Returns the array for the train state, and the parameter at step 0.
 
-    The former is an array in the shape of `x`, or one that every device holds whole.
+    The array has the shape of `x`, or is replicated.
     """
 
   @staticmethod
   def forward(setting: float, value: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns what the forward pass reads, in training and in evaluation; differentiable in `x`."""
+    """Returns the array that the forward pass reads, in training and in evaluation; differentiable in `x`."""
 
   @staticmethod
   def update(setting: float, value: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -51,12 +52,12 @@ class Transform(Protocol):
 
 
 class Mask:
-  """Sets a share of each parameter, of the smallest magnitude at step 0, to zero, and keeps it there.
+  """Sets a fraction of each parameter, of the smallest magnitudes at step 0, to zero, and keeps it zero.
 
-  Of stacked layers each layer is masked by itself.  Source: one-shot magnitude pruning (Han et al. 2015).
+  Stacked layers are masked separately. Source: one-shot magnitude pruning (Han et al. 2015).
   """
 
-  wanted = "a share, at least 0 and below 1, of each parameter, which is zero"
+  wanted = "the fraction of each parameter that is zero, at least 0 and below 1"
 
   @staticmethod
   def read(text: str) -> float:
@@ -70,9 +71,9 @@ class Mask:
     first = 1 if stack_of(path) else 0
     size = x[0].size if first else x.size
     magnitude = jnp.abs(x).reshape(*x.shape[:first], size)
-    # By rank, so that exactly so many are zero whatever values are equal.
+    # By rank, so that ties do not change the number of zeros.
     rank = jnp.argsort(jnp.argsort(magnitude, axis=-1), axis=-1)
-    # One is left, however small a parameter is.
+    # At least one value stays, however small a parameter is.
     mask = (rank >= min(round(setting * size), size - 1)).astype(x.dtype).reshape(x.shape)
     return mask, x * mask
 
@@ -82,12 +83,12 @@ class Mask:
 
   @staticmethod
   def update(setting: float, value: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return value, x * value  # a checkpoint has the zeros, whoever reads it
+    return value, x * value  # applied to the parameter, so that checkpoints contain the zeros
 
 
 @dataclasses.dataclass(frozen=True)
 class Transforms:
-  """The state collection of the transforms that `config.optimizer.param_groups` sets: name -> path -> value."""
+  """State collection of the transforms that `config.optimizer.param_groups` sets: name -> path -> value."""
 
   config: OptimizerConfig
   names: tuple[str, ...]
@@ -100,7 +101,7 @@ class Transforms:
     return cls(config.optimizer, names) if names else None
 
   def _each(self, params: Mapping[str, Any]):
-    """Yields name, path, setting and transform of each parameter that has one."""
+    """Yields name, path, setting and transform of each transformed parameter."""
     for name in self.names:
       for path in params:
         setting = param_groups.setting(self.config, path, name)

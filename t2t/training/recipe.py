@@ -1,7 +1,7 @@
-"""The one place where a config becomes a program: model, loss, optimizer, what is trained, shapes of the features.
+"""Builds the training program of a config: model, loss, optimizer, trained parameters and feature shapes.
 
-What is planned is what is trained: both ask here.  TensorFlow is not loaded, unless a task must be asked what it
-yields.
+Training and planning both use this module, so a plan describes the actual run. TensorFlow is only imported if a task
+must be loaded to find its features.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,12 +36,13 @@ from t2t.training import (
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What a config says of the program that trains; `t2t train`, `plan`, `eval` and the benchmarks have no other.
+  """Training program of a config, shared by `t2t train`, `plan`, `eval` and the benchmarks.
 
-  model_fn: key -> model.
-  loss: what training makes smaller.
-  tx, schedule: the optimizer, and its learning rate by step.
-  collections: of the train state.
+  Attributes:
+    model_fn: key -> model.
+    loss: the training loss.
+    tx, schedule: the optimizer, and its learning rate by step.
+    collections: of the train state.
   """
 
   config: Config
@@ -54,10 +55,10 @@ class Recipe:
   def state(
     self, mesh: jax.sharding.Mesh
   ) -> tuple[nnx.GraphDef, train_state.TrainState, Callable[[jax.Array], train_state.TrainState]]:
-    """The model's structure, the training state's shapes with their shardings, and key -> state.
+    """Returns the model's structure, the shapes of the train state with shardings, and key -> state.
 
     Raises:
-      UserError: sizes that the mesh does not divide, or patterns that match no parameter.
+      UserError: the mesh does not divide a size, or a pattern matches no parameter.
     """
     return train_state.abstract_train_state(
       self.model_fn,
@@ -71,10 +72,10 @@ class Recipe:
 
   @functools.cached_property
   def freeze(self) -> tuple[str, ...]:
-    """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads.
+    """Patterns of frozen parameters: the config's, those that adapters freeze, and unused heads.
 
     Raises:
-      UserError: rules over paths that do not fit the model, or contradict each other; see `param_groups.check`.
+      UserError: rules do not fit the model, or contradict each other; see `param_groups.check`.
     """
     never = self._never_trained
     init = self.config.init
@@ -93,9 +94,9 @@ class Recipe:
         for path in shapes:
           if adapters_lib.base_path(path, self.config.adapters) is None and matches(source.patterns, path):
             raise UserError(
-              f"config.{'/'.join(self.config.adapters)} adds {path} to a part that begins with"
-              f" config.init.others.{name}; adapt other parts of the model, or join the parts first: train without an"
-              " adapter, and give that run as config.init.checkpoint"
+              f"config.{'/'.join(self.config.adapters)} adds {path} to a part that is initialized by "
+              f"config.init.others.{name}. Adapt other parts of the model, or join the parts first: train "
+              "without an adapter, and give that run as config.init.checkpoint"
             )
       if self.config.optimizer.param_groups:
         param_groups.check(self.config, shapes, never=never)
@@ -103,12 +104,12 @@ class Recipe:
 
   @property
   def halved(self) -> tuple[str, ...]:
-    """Patterns of what of it is held in bfloat16."""
+    """Patterns of frozen parameters that are stored in bfloat16."""
     return param_groups.halved_patterns(self.config)
 
   @property
   def _never_trained(self) -> tuple[str, ...]:
-    """What adapters leave alone, idle heads, and what another checkpoint has frozen."""
+    """Patterns of parameters that adapters freeze, of unused heads, and of parts that another checkpoint has frozen."""
     model = self.config.model
     there = {head.name for head in model.heads if model.has_parameters(head)}
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
@@ -117,19 +118,19 @@ class Recipe:
 
   @property
   def idle_heads(self) -> tuple[str, ...]:
-    """Heads that the loss makes nothing of: without a gradient, weight decay alone would change them."""
+    """Heads that the loss does not use; they are frozen, because weight decay would change them without a gradient."""
     return tuple(head.name for head in self.config.model.heads if head.name not in self.loss.heads)
 
   def flops(self, *, predicted: float) -> float:
-    """Of a step; see `models.flops.model_flops`."""
+    """Returns the FLOPs of one training step; see `models.flops.model_flops`."""
     size, predicted = self.config.train.batch_size, predicted * share_of_text(self.config)
     return self.loss.flops(self.config.model, batch_size=size, lengths=positions(self.config), predicted=predicted)
 
   def build(self, mesh: jax.sharding.Mesh) -> "Program":
-    """The programs for a mesh, which must be the current one; nothing is compiled.
+    """Returns the programs for a mesh, which must be the current one; nothing is compiled.
 
     Raises:
-      UserError: as there, or a batch that it does not divide.
+      UserError: see `state`; or the mesh does not divide the batch.
     """
     train = self.config.train
     check_sizes(self.config, mesh)
@@ -153,22 +154,23 @@ class Recipe:
     return Program(graphdef, reader, state, shardings, make_state, step, evaluate, *frozen, self.collections)
 
   def _reader(self, *, on_cpu: bool) -> nnx.GraphDef:
-    """See `Program.reader`."""
     config = dataclasses.replace(self.config, model=self.config.model.for_inference(on_cpu=on_cpu))
-    # With the loss of training: another would be asked for a model without dropout, which it may refuse.
+    # Built by the training loss: another loss may reject a model without dropout.
     built = jax.eval_shape(_model_fn(self.loss, config), jax.eval_shape(lambda: jax.random.key(0)))
     return nnx.split(built, graph=False)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What runs on a mesh.
+  """Programs that run on a mesh.
 
-  graphdef: structure of the model.
-  make_reader: returns `reader`, and traces the model once.
-  state: the training state's shapes, each with its sharding; `shardings` has these alone.
-  make_state: key -> a fresh state; to be compiled with `shardings`.
-  train_step, eval_step: see `training.train_step`.
+  Attributes:
+    graphdef: structure of the model.
+    make_reader: returns `reader`, and traces the model once.
+    state: shapes of the train state, with shardings; `shardings` has the shardings alone.
+    make_state: key -> a fresh state; to be compiled with `shardings`.
+    train_step, eval_step: see `training.train_step`.
+    freeze, halved: see `Recipe`.
   """
 
   graphdef: nnx.GraphDef
@@ -183,31 +185,31 @@ class Program:
   collections: state_collections.Collections = dataclasses.field(default_factory=dict)
 
   def evaluated(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns a state with the parameters that are evaluated: their average, or as they are transformed."""
+    """Returns a state with the parameters for evaluation: their average, or transformed."""
     return train_step.evaluated(self.collections, state)
 
   @property
   def reader(self) -> nnx.GraphDef:
-    """The structure that evaluates tasks and writes samples, see `TransformerConfig.for_inference`.
+    """Structure of the model for task evaluation and generation, see `TransformerConfig.for_inference`.
 
-    It reads texts of other lengths than those of training: each attention runs on what its lengths allow.
+    Its texts have other lengths than in training, so each attention selects its kernel by its own lengths.
     """
     return self.make_reader()
 
   def init(self) -> Callable[[jax.Array], train_state.TrainState]:
-    """The compiled key -> state, each array made in its shards."""
+    """Returns the compiled key -> state, with each array created in its shards."""
     return jax.jit(self.make_state, out_shardings=self.shardings)
 
   def init_from_params(
     self, over: Callable[[Params, Params], Params] = lambda fresh, params: params
   ) -> Callable[[Params, jax.Array], train_state.TrainState]:
-    """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
+    """Returns the compiled (parameters, key) -> fresh state (step 0, new optimizer) that reuses the parameters' memory.
 
-    Arguments, and not closed over: as constants of the program they would be in memory twice, take minutes to compile,
-    and not be there at all on several hosts, each of which has but its shards.
+    Parameters are arguments, not constants of the program. Constants would be in memory twice, take minutes to compile,
+    and be unavailable on several hosts, each of which has only its shards.
 
     Args:
-      over: (fresh parameters, those given) -> the model's, where those given are not all.
+      over: (fresh parameters, given parameters) -> the model's, if the given ones are incomplete.
     """
 
     def make(params: Params, key: jax.Array) -> train_state.TrainState:
@@ -222,21 +224,21 @@ class Program:
 
 
 def make(config: Config) -> Recipe:
-  """The recipe of a config; no device is asked for.
+  """Returns the recipe of a config; uses no device.
 
   Raises:
-    UserError: a loss, an optimizer, a schedule or something done about numbers that there is not, or that does not go
-      with the rest.
+    UserError: an unknown loss, optimizer, schedule or NaN policy, or a combination that is not supported.
   """
   if not config.model.vocab_size:
     raise UserError(
-      "config.model.vocab_size=0 is the size of the vocabulary, which only a run with data knows; give a number"
+      "config.model.vocab_size=0: the vocabulary size is only known in a run with data. Give "
+      "--config.model.vocab_size=NUMBER"
     )
   loss = losses.make(config)
   if config.optimizer.layer_decay < 1.0 and config.model.share_layers:
     raise UserError(
-      f"config.optimizer.layer_decay={config.optimizer.layer_decay}: all layers of this model are one"
-      " (config.model.share_layers), which has one rate; set it to 1.0"
+      f"config.optimizer.layer_decay={config.optimizer.layer_decay}: all layers share their parameters "
+      "(config.model.share_layers) and have one rate. Give --config.optimizer.layer_decay=1.0"
     )
   _check_fisher(config)
   layers = config.model.deepest_stack
@@ -249,7 +251,7 @@ def make(config: Config) -> Recipe:
 
 
 def _model_fn(loss: losses.Loss, config: Config) -> Callable[[jax.Array], nnx.Module]:
-  """Returns key -> all that is trained, adapted."""
+  """Returns key -> the trained model with its adapters."""
 
   def model_fn(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)
@@ -259,37 +261,35 @@ def _model_fn(loss: losses.Loss, config: Config) -> Callable[[jax.Array], nnx.Mo
 
 
 def _check_fisher(config: Config) -> None:
-  """Refuses Fisher information that would hold nothing."""
+  """Checks that Fisher information has parameters to apply to."""
   where = f"config.optimizer.fisher={config.optimizer.fisher}"
   if not config.optimizer.fisher:
     return
   if not param_groups.sets(config.optimizer, "anchor"):
     raise UserError(
-      f"{where}: says how fast each parameter is held, and no rule of config.optimizer.param_groups says which: add"
-      " one,"
-      " '.: anchor=NUMBER' (`t2t fisher` prints one that suits what it measured), or leave it out"
+      f"{where}: no rule of config.optimizer.param_groups sets anchor, so the Fisher information has no effect. "
+      "Add a rule '.: anchor=NUMBER' (`t2t fisher` prints a suitable number), or leave config.optimizer.fisher "
+      "out"
     )
   for name in config.adapters:
-    raise UserError(f"{where}: config.{name} leaves what the checkpoint has learned as it is; leave one of them out")
+    raise UserError(f"{where}: config.{name} already freezes the checkpoint's parameters. Leave one of the two out")
 
 
 # ---- Shapes ----------------------------------------------------------------------------------------------------------
 
 
-# How the tasks of t2t/tasks that come from a corpus are called: one of these, and the objective.
+# Tasks of t2t/tasks with a corpus are named CORPUS_OBJECTIVE, with one of these.
 _CORPORA = ("c4", "docs", "wikipedia")
 
 
 def task_features(config: Config) -> tuple[str, ...]:
-  """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
+  """Returns the features of the training task on which models depend: "targets", "inputs" if it has any, and positions.
 
-  Also where tokens stand, see `feature_spec.places_of`.
-
-  The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
-  then the task modules are imported, and TensorFlow with them.
+  For position features see `feature_spec.places_of`. The objective determines the features of files, and the name those
+  of t2t's own tasks. Other tasks must be registered, so their modules are imported, and TensorFlow with them.
 
   Raises:
-    UserError: a task module that cannot be imported, or no such mixture.
+    UserError: a task module cannot be imported, or the mixture does not exist.
   """
   if losses.answered_by_heads(config.train.loss):
     return (
@@ -301,7 +301,7 @@ def task_features(config: Config) -> tuple[str, ...]:
   if data.table:
     return _BOTH
   named = [source for source in data.source_list if source.name]
-  yields: dict[str, None] = {}  # what any yields: filled in for the others
+  yields: dict[str, None] = {}  # union over sources; sources without a feature pad it
   for source in named or data.source_list[:1] or [SourceSpec(objective=data.objective)]:
     yields |= dict.fromkeys(_source_features(source, places, data.task_modules))
   return tuple(yields)
@@ -311,7 +311,7 @@ _BOTH, _ALONE = ("inputs", "targets"), ("targets",)
 
 
 def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) -> tuple[str, ...]:
-  """`task_features` of one source; `places`: see `feature_spec.places_of`."""
+  """Returns `task_features` of one source; for `places` see `feature_spec.places_of`."""
   placed = (*_BOTH, places)
   if source.files or not source.mixture:
     if source.objective in feature_spec.WITHOUT_INPUTS:
@@ -324,7 +324,7 @@ def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) ->
     are = lambda names: all(
       corpus in _CORPORA and objective_name.startswith(names) for corpus, _, objective_name in parts
     )
-    if places:  # an encoder reads something, whatever the task has
+    if places:  # an encoder always reads inputs, even of a task without them
       return placed if are(feature_spec.WITH_PLACES[places]) else _BOTH
     if are(feature_spec.WITH_NEXT_TOKENS):
       return feature_spec.NEXT_TOKENS
@@ -340,7 +340,7 @@ def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) ->
 
 
 def asks_data(config: Config) -> bool:
-  """Returns True if only the data decides what is trained: heads, steps of an epoch, embedding rows; see `resolved`."""
+  """Returns True if training depends on the data itself: heads, steps of an epoch, embedding rows; see `resolved`."""
   train, data = config.train, config.data
   if train.epochs or not (config.eval.every and config.checkpoint.save_interval_steps and config.model.vocab_size):
     return True
@@ -363,39 +363,39 @@ def _task_lengths(config: Config) -> dict[str, int]:
 
 
 def lengths(config: Config) -> dict[str, int]:
-  """Positions of the encoder and of the decoder, as in training; no data is read for it."""
+  """Returns the positions of encoder and decoder in training, without reading data."""
   return feature_spec.model_lengths(config.model.architecture, _task_lengths(config))
 
 
 def positions(config: Config) -> dict[str, int]:
-  """`lengths`, and with them what adapts the model and is computed in front of each text."""
+  """Returns `lengths` plus the positions that adapters compute before each text."""
   sizes = lengths(config)
   front = config.model.kind.answers
   return sizes | {front: sizes[front] + adapters_lib.positions(config.adapters, computed=True)}
 
 
 def largest(run: Sequence[Stage]) -> Stage:
-  """The stage with the most positions in a batch."""
+  """Returns the stage with the most positions in a batch."""
   positions_of = lambda stage: stage.config.train.batch_size * sum(lengths(stage.config).values())
   return run[0] if len(run) == 1 else max(run, key=positions_of)
 
 
 def attention_kernels(config: Config, rows: Batch) -> dict[str, dispatch.Choice]:
-  """`dispatch.attention_kernels` of the run's model, as it is adapted, for features or their shapes."""
+  """Returns `dispatch.attention_kernels` of the run's adapted model, for features or their shapes."""
   prompt = adapters_lib.positions(config.adapters, computed=True)
   prefix = dict.fromkeys(adapters_lib.prefixed(config.adapters), adapters_lib.positions(config.adapters))
   return dispatch.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
 
 
 def share_of_text(config: Config) -> float:
-  """Which part of the last stack's `positions` are a text's."""
+  """Returns the fraction of the last stack's `positions` that belongs to the text."""
   all_positions, text = positions(config), lengths(config)
   last = list(text)[-1]
   return text[last] / all_positions[last]
 
 
 def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-  """The features of a training batch, [batch, length]: int32, weights float32."""
+  """Returns the shapes of a training batch's features, [batch, length]: int32, weights float32."""
   feature_lengths = feature_spec.model_features(
     config.model.architecture,
     _task_lengths(config),
@@ -408,7 +408,7 @@ def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
-  """Batch and key that the step takes besides the state, with their shardings."""
+  """Returns the shapes of batch and key for a training step, with shardings."""
   key = jax.eval_shape(lambda: jax.random.key(0))
   placed = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
   rows = {name: placed(x, sharding.batch_sharding(mesh)) for name, x in batch(config).items()}
@@ -416,7 +416,7 @@ def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.Sh
 
 
 def share_predicted(config: Config) -> float:
-  """Which part of the last stack's positions has a loss, about: the data decides."""
+  """Estimates the fraction of the last stack's positions with a loss; the exact value depends on the data."""
   if not config.model.kind.is_generative:
     return config.data.noise_density or 0.15
   if config.model.kind.is_decoder_only:
@@ -425,24 +425,24 @@ def share_predicted(config: Config) -> float:
   return 1.0
 
 
-# ---- What must divide what -------------------------------------------------------------------------------------------
+# ---- Divisibility ----------------------------------------------------------------------------------------------------
 
 
 def check_positive(config: Config) -> None:
-  """What must be at least 1, whatever the devices.
+  """Checks ranges of values that do not depend on the devices.
 
   Raises:
-    UserError: names the key that is not.
+    UserError: with the key.
   """
   for name in ("train", "data", "eval", "checkpoint"):
     schema.check_ranges(name, getattr(config, name))
 
 
 def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
-  """What must divide what, and be positive, before anything is built.
+  """Checks that sizes are positive and that the mesh divides them.
 
   Raises:
-    UserError: what does not; names the keys, and values that would do.
+    UserError: with the keys, and sizes that work.
   """
   check_positive(config)
   shards = sharding.num_shards("batch", mesh)
@@ -450,9 +450,9 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
   if config.train.batch_size % rows:
     low = config.train.batch_size // rows * rows
     raise UserError(
-      f"config.train.batch_size={config.train.batch_size} does not divide into {config.train.microbatches}"
-      f" microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp);"
-      f" {' or '.join(str(size) for size in (low, low + rows) if size)} would"
+      f"config.train.batch_size={config.train.batch_size} does not divide into {config.train.microbatches} "
+      f"microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp); give "
+      f"{' or '.join(str(size) for size in (low, low + rows) if size)}"
     )
   if config.eval.batch_size % shards:
     raise UserError(
@@ -462,24 +462,23 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
     if heads % mesh.shape["tensor"]:
       works = [n for n in range(1, heads + 1) if heads % n == 0]
       raise UserError(
-        f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads};"
-        f" sizes that would do: {works}"
+        f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads}; give one of {works}"
       )
 
 
 def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
-  """Whether the mesh divides the positions of "encoder" and "decoder".
+  """Checks that the mesh divides the positions of "encoder" and "decoder".
 
   Raises:
-    UserError: it does not; names lengths that would do.
+    UserError: with lengths that work.
   """
   parts = sharding.num_shards("length", mesh)
   for side, length in positions(config).items():
     if length % parts:
       low = length // parts * parts
       raise UserError(
-        f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions;"
-        f" {' or '.join(str(size) for size in (low, low + parts) if size)} would do"
+        f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions; give a length of "
+        f"{' or '.join(str(size) for size in (low, low + parts) if size)}"
       )
 
 
@@ -490,11 +489,10 @@ def check_positions(config: Config) -> None:
 
 
 def check_front(config: Config) -> None:
-  """Whether what adapts the model in front of a text has the place that it needs.
+  """Checks that prompts and prefixes fit before the text.
 
   Raises:
-    UserError: a row has several texts, each of which would need a prompt of its own; or there are not so many learned
-      positions.
+    UserError: a row has several texts, each of which would need its own prompt; or the learned positions are too few.
   """
   taken = adapters_lib.positions(config.adapters)
   if adapters_lib.positions(config.adapters, computed=True):
@@ -506,14 +504,15 @@ def check_front(config: Config) -> None:
     ):
       if several:
         raise UserError(
-          f"config.prompt stands in front of a row, and here a row has several texts ({reason}); config.prefix is seen"
-          " by each of them"
+          f"config.prompt precedes a row, but rows have several texts here ({reason}). Use config.prefix, which "
+          "applies to each text"
         )
   most = config.model.most_positions
   for side, length in lengths(config).items() if taken and most else ():
     if length + taken > most:
       raise UserError(
-        f"config.{next(iter(config.adapters))}.length={taken} in front of the {side}'s {length} positions: the model"
-        f" has learned {most} (config.model.max_length); shorten the data's"
-        f" {'lengths' if config.model.kind.is_decoder_only else 'length'} to {most - taken}, or what stands in front"
+        f"config.{next(iter(config.adapters))}.length={taken} and the {side}'s {length} positions exceed the "
+        f"model's {most} learned positions (config.model.max_length). Reduce the "
+        f"{'lengths' if config.model.kind.is_decoder_only else 'length'} of the data to {most - taken}, or the "
+        "adapter's length"
       )

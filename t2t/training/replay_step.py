@@ -1,6 +1,6 @@
-"""One step of a run done again, and looked at: from the last checkpoint before it, with the data that it had.
+"""Replays one step of a run from the last checkpoint before it, with the same data, and traces NaN values.
 
-Nothing is written to the run's workdir.
+The workdir is not written.
 """
 
 from collections.abc import Mapping
@@ -31,16 +31,17 @@ from t2t.training.callbacks import nan_policy
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-  """What came of a step.
+  """Result of a replay.
 
-  checkpoint: the step that it was replayed from.
-  recorded: the loss in metrics.jsonl; None: it is not there.
-  loss, grad_norm: now.
-  parameter: the first that was not finite before the step; "": all were.
-  origin: where the first number that is not finite arises; None: nowhere.
-  gradient: the first parameter whose gradient is not finite; "": all are.
-  batch: host arrays, [rows, length].
-  num_streams: parts of the data that the rows come from, in order.
+  Attributes:
+    checkpoint: the step that the replay started from.
+    recorded: the loss in metrics.jsonl; None if it is missing.
+    loss, grad_norm: of the replay.
+    parameter: the first that was not finite before the step; "" if all were finite.
+    origin: of the first value that is not finite; None if all are finite.
+    gradient: the first parameter with a gradient that is not finite; "" if all are finite.
+    batch: host arrays, [rows, length].
+    num_streams: number of data streams that the rows come from, in order.
   """
 
   step: int
@@ -56,36 +57,35 @@ class Replayed:
 
   @property
   def finite(self) -> bool:
-    """Whether loss and gradient are."""
     return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 def config_of(workdir: epath.Path) -> Config:
-  """The config that a run was last started with.
+  """Returns the config that a run was last started with.
 
   Raises:
     UserError: there is no run.
   """
   path = workdir / "config.json"
   if not path.exists():
-    raise UserError(f"{workdir}: no run there, for it has no config.json; give the --workdir of `t2t train`")
+    raise UserError(f"{workdir}: not a run, because it has no config.json. Give the --workdir of `t2t train`")
   return _config(json.loads(path.read_text()))
 
 
 def _config(saved: Mapping[str, Any]) -> Config:
-  """A config as it was saved; keys that there were not yet have their defaults."""
+  """Converts a saved config; keys that are newer have their defaults."""
   return records(saved_config(saved))
 
 
 def replay(workdir: epath.Path, step: int) -> Replayed:
-  """Restores the newest sound checkpoint before a step, goes on to it, and looks at it.
+  """Restores the newest valid checkpoint before a step, trains up to the step, and inspects it.
 
   Args:
     workdir: of the run, local or gs://.
-    step: which.
+    step: the step to inspect.
 
   Raises:
-    UserError: there is no such step, no checkpoint before it, or its data are others by now.
+    UserError: the step does not exist, there is no checkpoint before it, or the data has changed.
   """
   from t2t.data import registry, train_data
 
@@ -100,15 +100,15 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
   with contextlib.ExitStack() as stack:
     checkpoints = manager.Checkpoints(workdir, keep=2, read_only=True)
     stack.callback(checkpoints.close)
-    # Whoever saved the next checkpoint has made the step; behind the last it was whoever began last.
+    # The start that saved the next checkpoint made the step; after the last checkpoint it was the latest start.
     after = min((saved_step for saved_step in there if saved_step >= step), default=None)
     config = last if after is None else _config(checkpoints.config(after))
     if why := registry.why_untrusted(config.data.task_modules):
       raise UserError(f"{workdir}: {why}")
     if not config.data.is_named:
       raise UserError(
-        f"{workdir}: was given batches of its own (t2t.train(batches=...)), which nobody else can read; its bad_batches"
-        " has those that went wrong"
+        f"{workdir}: the run trained on batches of a program (t2t.train(batches=...)), which cannot be read "
+        f"again. Its {nan_policy.BAD_BATCHES} folder has the batches of bad steps"
       )
     run = train_data.resolved_stages(config)
     mesh, _ = stage_program.make_mesh(run)
@@ -125,12 +125,12 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     batches.restore(saved, step=first)
     turns = rollback.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    batch, metrics, before = {}, {}, None  # there is one step at least
+    batch, metrics, before = {}, {}, None  # the loop has at least one step
     for number in progress.track(range(first, step), f"from step {first} to step {step}"):
       rollback.pass_over(batches, turns, number)
       batch = next(batches)
       if number == step - 1:
-        # The step reuses the state's memory; in the host's it is out of the way.
+        # The step donates the state, so a copy is kept in host memory.
         before = jax.tree.map(_shards, state)
       program = programs[batches.stage].program
       state, metrics = program.train_step(state, batch, dropout_key)
@@ -164,35 +164,35 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
 
 
 def _check_step(workdir: epath.Path, step: int, config: Config, *, reached: int) -> None:
-  """Refuses a step that the run did not make; of one that it ended at, all that is there may be the batch."""
+  """Checks that the run made a step; a step at which the run ended may have only a saved batch."""
   if step < 1 or step > config.train.steps:
-    raise UserError(f"--step {step}: no such step; {workdir} has steps 1 to {config.train.steps}")
+    raise UserError(f"--step {step}: no such step. {workdir} has steps 1 to {config.train.steps}")
   ended_there = (workdir / nan_policy.BAD_BATCHES / f"step_{step}.npz").exists()
   if step > reached + config.train.log_every and not ended_there:
-    raise UserError(f"--step {step}: no such step; {workdir} has come to step {reached}")
+    raise UserError(f"--step {step}: no such step. {workdir} has reached step {reached}")
 
 
 def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
-  """The newest checkpoint before a step that is as it was saved."""
+  """Returns the newest intact checkpoint before a step."""
   for saved_step in sorted((earlier for earlier in there if earlier < step), reverse=True):
     faults = verify.of_step(directory / str(saved_step), step=saved_step)
     if not faults:
       return saved_step
-    hosts.log_once(f"{directory / str(saved_step)} is damaged ({faults[0]}); looking at the one before it")
+    hosts.log_once(f"{directory / str(saved_step)} is damaged ({faults[0]}); trying the previous checkpoint")
   listed = ", ".join(map(str, there)) or "none"
   raise UserError(
-    f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step, or have a run keep"
-    " more of them, config.checkpoint.max_to_keep"
+    f"--step {step}: no valid checkpoint before it; {directory} has {listed}. Give a later step, or keep more "
+    "checkpoints with config.checkpoint.max_to_keep"
   )
 
 
 def _shards(x: jax.Array) -> list[tuple[jax.Device, np.ndarray]]:
-  """What this process has of an array, in its own memory."""
+  """Copies this process's shards of an array to host memory."""
   return [(shard.device, np.array(shard.data)) for shard in x.addressable_shards]
 
 
 def _of_shards(abstract: jax.ShapeDtypeStruct, shards: list[tuple[jax.Device, np.ndarray]]) -> jax.Array:
-  """The array that `_shards` was given."""
+  """Returns the array of these `_shards`."""
   arrays = [jax.device_put(x, device) for device, x in shards]
   return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, arrays)
 

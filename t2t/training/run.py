@@ -1,4 +1,4 @@
-"""A training run as its callbacks see it, and the hooks that a callback may implement."""
+"""State of a training run, and the hooks of callbacks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Rollback(Exception):
-  """Raised by a callback in `on_step` or `on_metrics`: the run restores its last checkpoint and skips batches.
+  """Raised by a callback in `on_step`, `on_metrics` or `on_before_save`: restore the last checkpoint and skip batches.
 
   Attributes:
-    step: whose batch, and all since the checkpoint, are skipped.
+    step: last step of the skipped batches; they start after the checkpoint.
     why: reason, for messages.
   """
 
@@ -39,8 +39,9 @@ class Rollback(Exception):
 class DispatchedStep:
   """A step that has been dispatched to the devices and may still be running.
 
-  wait_seconds: spent waiting for its batch.
-  epochs: task of a mixture -> how often its examples have been read.
+  Attributes:
+    wait_seconds: spent waiting for its batch.
+    epochs: task of a mixture -> how often its examples have been read.
   """
 
   step: int
@@ -53,12 +54,12 @@ class DispatchedStep:
 class Callback:
   """Hooks of a training run; a subclass implements those that it needs.
 
-  Every process calls each hook, in the order of the run's callbacks, in the thread that trains.  A hook that computes
-  on `run.state` must do so on every process.
+  Every process calls each hook, in the order of the run's callbacks, in the training thread. A hook that computes on
+  `run.state` must do so on every process.
 
   Attributes:
-    end_reason: a sentence if the run is to end, with a checkpoint, after the current step, or after the next one if it
-      is set later than in `on_step`; "": it continues.
+    end_reason: a sentence to end the run, with a checkpoint, after the current step; "" to continue. If it is set later
+      than in `on_step`, the run ends after the next step.
   """
 
   end_reason: str = ""
@@ -67,7 +68,7 @@ class Callback:
     """Runs before the first step, when the state has been restored or initialized."""
 
   def on_resume(self, run: "Run") -> None:
-    """Runs after `on_start` of all callbacks, if the run continues from a checkpoint of its own."""
+    """Runs after `on_start` of all callbacks, if the run resumes from its own checkpoint."""
 
   def on_stage(self, run: "Run") -> None:
     """Runs when a stage begins, before its first batch is read."""
@@ -79,26 +80,26 @@ class Callback:
     """Runs after each step has been dispatched; `run.step` is its number.
 
     Raises:
-      Rollback: the run is to restore its last checkpoint.
+      Rollback: the run must restore its last checkpoint.
     """
 
   def on_step_end(self, run: "Run") -> None:
-    """Runs after `on_step` of all callbacks: what was due after the step has been evaluated, and is being saved."""
+    """Runs after `on_step` of all callbacks: a due evaluation is done, and a due save has started."""
 
   def on_metrics(self, run: "Run", step: DispatchedStep, metrics: dict[str, float]) -> None:
     """Runs for each step in order, when its metrics have been read: up to one step later than `on_step`.
 
     Args:
       run: the run.
-      step: whose metrics these are.
+      step: the step of these metrics.
       metrics: name -> value; a callback may add to them.
 
     Raises:
-      Rollback: the run is to restore its last checkpoint.
+      Rollback: the run must restore its last checkpoint.
     """
 
   def on_log(self, run: "Run", step: int, row: Mapping[str, float]) -> None:
-    """Runs for each row that was written to metrics.jsonl; on the first process alone."""
+    """Runs for each row that was written to metrics.jsonl; only on the first process."""
 
   def on_evaluation(self, run: "Run", step: int, metrics: Mapping[str, float]) -> None:
     """Runs after each evaluation; `metrics` has "loss" and "TASK/METRIC" of each task."""
@@ -107,24 +108,24 @@ class Callback:
     """Runs for each sentence that `Run.remark` reports."""
 
   def on_before_save(self, run: "Run") -> None:
-    """Runs before a checkpoint of `run.step` is made; the metrics of all steps so far have been read after it.
+    """Runs before a checkpoint of `run.step` is made; afterwards the metrics of all steps so far have been read.
 
     Raises:
-      Rollback: the run is to restore its last checkpoint.
+      Rollback: the run must restore its last checkpoint.
     """
 
   def on_save(self, run: "Run") -> Mapping[str, bytes]:
-    """Returns files that a checkpoint of `run.step` contains beside the state, by name; of the first process."""
+    """Returns additional files for a checkpoint of `run.step`, by name; those of the first process are saved."""
     return {}
 
   def on_rollback(self, run: "Run") -> None:
     """Runs after a rollback to `run.step`; `run.saved` has the files of `on_save`."""
 
   def on_stop(self, run: "Run") -> None:
-    """Runs if a signal stops the run before its last step, when all is saved."""
+    """Runs if a signal stops the run before its last step, after the save."""
 
   def on_end(self, run: "Run") -> None:
-    """Runs after the last step, when all is saved."""
+    """Runs after the last step, when everything is saved."""
 
   def on_close(self, run: "Run") -> None:
     """Runs last, also after an error."""
@@ -134,21 +135,22 @@ class Callback:
 class Run:
   """State of a training run between two steps.
 
-  config: of the last stage, with what the data decides.
-  resolved: JSON of the config of each stage.
-  programs, program: of all stages and of the current one (`training.stage_program`).
-  batches: training batches of all stages (`data.staged.StagedBatches`).
-  checkpoints: of the workdir (`checkpoints.store.Checkpoints`).
-  lock: holds the workdir (`checkpoints.writer`).
-  vocabulary: seqio's, of the ids in the batches; None: not known.
-  key: of dropout and whatever else a step draws; the step folds its number into it.
-  state: after step `step`.
-  first_step: that the run started from.
-  saved: files that callbacks saved beside the checkpoint that the run continues from.
-  measured: metrics of the evaluation of step `measured_step`.
-  saves, evaluates: whether a checkpoint, an evaluation is due after this step.
-  samples: predictions on the first held-out examples, each of lines (label, text), of step `samples_step`.
-  finished: whether no step follows.
+  Attributes:
+    config: of the last stage, resolved with the data.
+    resolved: JSON of the config of each stage.
+    programs, program: of all stages and of the current one (`training.stage_program`).
+    batches: training batches of all stages (`data.stage_iterator.StagedBatches`).
+    checkpoints: of the workdir (`checkpoints.manager.Checkpoints`).
+    lock: on the workdir (`checkpoints.workdir_lock`).
+    vocabulary: seqio's, for the ids in the batches; None if unknown.
+    key: for dropout and other random choices; each step folds in its number.
+    state: after step `step`.
+    first_step: step that the run started from.
+    saved: callback files of the checkpoint that the run resumes from.
+    measured: metrics of the evaluation at step `measured_step`.
+    saves, evaluates: whether a checkpoint, an evaluation is due after this step.
+    samples: predictions on the first held-out examples at step `samples_step`, each a list of (label, text) lines.
+    finished: whether this is the last step.
   """
 
   config: Config
@@ -193,13 +195,13 @@ class Run:
 
   @property
   def end_reason(self) -> str:
-    """Reason that the run ends after this step before train.steps; "": it continues, or has all its steps."""
+    """Reason for ending after this step, before train.steps; "" if the run continues or has all its steps."""
     if self.step >= self.config.train.steps:
       return ""
     return next((callback.end_reason for callback in self.callbacks if callback.end_reason), "") or self.batches.ended
 
   def goes_on(self) -> bool:
-    """Returns whether another step follows: a run that a callback ends is saved first."""
+    """Returns whether another step follows; a run that a callback ends is saved first."""
     ends = self.end_reason and self.saved_step == (self.step or None)
     return self.step < self.config.train.steps and not self.stop.stops and not ends
 
@@ -208,11 +210,11 @@ class Run:
     return self.step % every == 0 or self.step == self.program.stage.end
 
   def enter_stage(self) -> None:
-    """Prepares the stage that the next step is of, if it is not that of the last step."""
+    """Prepares the stage of the next step, if it differs from that of the last step."""
     begins = self.batches.begins_stage
     if begins:
       self.watchdog.pause()
-      self.stop.saving()  # opening the data takes longer than a step, and all is saved
+      self.stop.saving()  # opening the data takes longer than a step, and everything is saved
       self.batches.begin_stage()
     program = self.programs[self.batches.stage]
     if program is not self.program:  # also after a rollback to an earlier stage
@@ -223,21 +225,21 @@ class Run:
       self.watchdog.resume()
 
   def train_step(self, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
-    """The compiled step of the current stage; compiling the next stage's begins behind it."""
+    """Runs the compiled step of the current stage, and starts compiling the next stage's step."""
     return self.programs.step(self.batches.stage, state, batch, key)
 
   def advance(self, metrics: Metrics, batch: Batch) -> None:
     """Counts a step and decides what is due after it."""
     self.step += 1
     self.dispatched = DispatchedStep(self.step, metrics, self.batches.wait_seconds, batch, self.batches.epochs)
-    # A save that failed is repeated with the state of this step.
+    # A failed save is repeated with the state of this step.
     self.saves = self.stop.reached() or self.checkpoints.overdue() or bool(self.end_reason)
     self.saves = self.saves or self.is_due(self.program.stage.config.checkpoint.save_interval_steps)
     self.evaluates = self.is_due(self.program.stage.config.eval.every) and not self.stop.stops
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Excludes what the block does from step times, of the throughput and of the watchdog."""
+    """Excludes the block from the step times of throughput and watchdog."""
     self.throughput.pause()
     self.watchdog.pause()
     yield
@@ -249,10 +251,10 @@ class Run:
     self.call("on_remark", step, text)
 
   def finish(self) -> None:
-    """Waits until all is saved.
+    """Waits until everything is saved.
 
     Raises:
-      Stopped: a signal asked for it.
+      Stopped: a signal stopped the run.
     """
     self.finished = True
     self.watchdog.pause()

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate, from optax wherever optax has them."""
+"""Learning-rate schedules, from optax where optax has them."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,55 +13,55 @@ from t2t.configuration.schema import Config, OptimizerConfig
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Flat for the warm-up, then falling with 1/sqrt(step): T5's 1/sqrt(max(step, 10,000)) at its defaults."""
+  """Constant during warm-up, then proportional to 1/sqrt(step); with defaults T5's 1/sqrt(max(step, 10,000))."""
   del num_steps
   warmup = max(config.warmup_steps, 1)
   return lambda step: config.learning_rate * jnp.sqrt(warmup / jnp.maximum(step, warmup))
 
 
 def inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then falling with 1/sqrt(step)."""
+  """Linear warm-up, then proportional to 1/sqrt(step)."""
   flat = t5_inverse_sqrt(config, num_steps)
   return lambda step: flat(step) * jnp.minimum(1.0, (step + 1) / max(config.warmup_steps, 1))
 
 
 def _after_warmup(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Schedule:
   warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
-  # One step ahead: the first update is not thrown away on a learning rate of zero.
+  # One step ahead, so that the first update does not have a learning rate of zero.
   return optax.join_schedules([lambda step: warmup(step + 1), schedule], [config.warmup_steps])
 
 
 def cosine(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then half a cosine down to `end_lr_fraction` of the top at the last step."""
+  """Linear warm-up, then half a cosine down to `end_lr_fraction` of the peak at the last step."""
   steps = max(num_steps - config.warmup_steps, 1)
   return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.end_lr_fraction))
 
 
 def linear(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then a line down to `end_lr_fraction` of the top at the last step."""
+  """Linear warm-up, then linear decay to `end_lr_fraction` of the peak at the last step."""
   steps = max(num_steps - config.warmup_steps, 1)
   final = config.learning_rate * config.end_lr_fraction
   return _after_warmup(config, optax.linear_schedule(config.learning_rate, final, steps))
 
 
 def constant(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then the same for ever."""
+  """Linear warm-up, then constant."""
   del num_steps
   return _after_warmup(config, optax.constant_schedule(config.learning_rate))
 
 
 def wsd(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): falls to `end_lr_fraction` in the last `decay_fraction` of steps.
+  """Warmup-stable-decay (Hu et al. 2024, MiniCPM): decays to `end_lr_fraction` in the last `decay_fraction` of steps.
 
-  By a line, or by 1 - sqrt of the share that has passed (Hägele et al. 2024).
+  The decay is linear, or 1 - sqrt of the elapsed fraction (Hägele et al. 2024).
   """
   steps = max(round(config.decay_fraction * num_steps), 1)
   start = num_steps - steps
   if start < config.warmup_steps:
     raise UserError(
-      f"config.optimizer.decay_fraction={config.decay_fraction}: the decay would begin at step {start} of {num_steps},"
-      " within"
-      f" the warm-up of {config.warmup_steps} (config.optimizer.warmup_steps, warmup_ratio); one of them must be less"
+      f"config.optimizer.decay_fraction={config.decay_fraction}: the decay would begin at step {start} of "
+      f"{num_steps}, within the warm-up of {config.warmup_steps} steps (config.optimizer.warmup_steps, "
+      "warmup_ratio). Reduce one of them"
     )
   top, final = config.learning_rate, config.learning_rate * config.end_lr_fraction
   decay = optax.linear_schedule(top, final, steps)
@@ -72,7 +72,10 @@ def wsd(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def slanted_triangle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Up from top / init_lr_divisor in the first `warmup_fraction`, then down to it (Howard & Ruder 2018, ULMFiT)."""
+  """Linear from peak / init_lr_divisor in the first `warmup_fraction`, then linear back.
+
+  Source: Howard & Ruder 2018 (ULMFiT).
+  """
   cut, lowest = _rise(config, num_steps), config.learning_rate / config.init_lr_divisor
   up = optax.linear_schedule(lowest, config.learning_rate, cut)
   down = optax.linear_schedule(config.learning_rate, lowest, max(num_steps - cut, 1))
@@ -80,9 +83,9 @@ def slanted_triangle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def one_cycle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Half a cosine up from top / init_lr_divisor in the first `warmup_fraction`, and another down (Smith & Topin 2018).
+  """Half a cosine up from peak / init_lr_divisor in the first `warmup_fraction`, then one down (Smith & Topin 2018).
 
-  It ends at `end_lr_fraction` of the top; where that is 0, at the first rate / 10,000, as optax has it.
+  It ends at `end_lr_fraction` of the peak; if that is 0, at the first rate / 10,000 as in optax.
   """
   share = (_rise(config, num_steps) + 0.5) / num_steps  # optax rounds down
   final = 1 / (config.init_lr_divisor * config.end_lr_fraction) if config.end_lr_fraction else 1e4
@@ -108,33 +111,34 @@ _SHAPES = ("linear", "1-sqrt")
 
 
 def warmup(config: OptimizerConfig, num_steps: int) -> int:
-  """Steps of the warm-up in a run of `num_steps`, by `warmup_ratio` or `warmup_steps`."""
+  """Returns the warm-up steps in a run of `num_steps`, by `warmup_ratio` or `warmup_steps`."""
   return round(config.warmup_ratio * num_steps) if config.warmup_ratio else config.warmup_steps
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """The learning rate by step.
+  """Returns the learning rate by step.
 
   Args:
     config: see `OptimizerConfig`.
     num_steps: length of the run; all but the first two and constant end there.
 
   Raises:
-    UserError: an unknown name; lists those that are known.  Or a number out of its range, or a decay that would begin
-      within the warm-up.
+    UserError: an unknown name, a number out of its range, or a decay that would begin within the warm-up.
   """
   schema.check_ranges("optimizer", config)
   for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
     if name not in table:
-      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
+      raise UserError(
+        f"config.optimizer.{key}={name!r}: unknown. Give one of {', '.join(table)}{did_you_mean(name, table)}"
+      )
   config = dataclasses.replace(config, warmup_steps=warmup(config, num_steps))
   return SCHEDULES[config.schedule](config, num_steps)
 
 
 def of_run(config: Config) -> optax.Schedule:
-  """The learning rate by step of a run: one schedule over all of it, but for stages that have a rate of their own.
+  """Returns the learning rate of a run by step: one schedule, except for stages with their own rate.
 
-  Such a stage's is as if the stage were a run of its own: it counts from its first step and ends with it.
+  The schedule of such a stage counts from the stage's first step and ends with the stage.
 
   Raises:
     UserError: see `make_schedule`.
@@ -145,11 +149,11 @@ def of_run(config: Config) -> optax.Schedule:
   parts, ends = [], []
   for stage, begin, end in stages.bounds(config.stages, config.train.steps):
     rate_settings: dict[str, Any] = stages.own_rate(stage)
-    if "warmup_steps" in rate_settings:  # and not what the run says of it
+    if "warmup_steps" in rate_settings:  # overrides the run's warmup_ratio
       rate_settings = dict[str, Any](warmup_ratio=0.0) | rate_settings
-    # Joined schedules count from where they begin.
+    # Joined schedules count from their own first step.
     goes_on = lambda step, begin=begin: run_schedule(step + begin)
-    if begin == end:  # of a run of so few steps
+    if begin == end:  # the run has too few steps for this stage
       continue
     try:
       parts.append(

@@ -1,4 +1,4 @@
-"""The start of a training run: data, mesh, programs, checkpoints, callbacks; and a rollback to a checkpoint."""
+"""Sets up a training run: data, mesh, programs, checkpoints and callbacks; and rolls it back to a checkpoint."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -47,7 +47,7 @@ def open_run(
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     programs = stage_program.StagePrograms(run_stages, mesh, data)
-    # Compiling takes longest; it runs beside everything until the first step.
+    # Compilation takes longest, so it runs beside everything until the first step.
     programs.prepare(starts.next_stage(run_stages, folder))
     stack.enter_context(steps.running())
     data.check_stages(run_stages)
@@ -75,7 +75,7 @@ def open_run(
       left_out=functools.partial(rollback.left_out, folder),
     )
     stack.callback(batches.close)
-    # The number of streams decides the order of the data: a resumed run needs it in the saved config.
+    # The number of streams determines the data order, so a resumed run needs it in the saved config.
     run_stages = [stage.with_(data={"num_streams": batches.num_streams}) for stage in run_stages]
     resolved = [json.loads(json.dumps(stage.config.to_dict())) for stage in run_stages]
     first = programs[batches.stage]
@@ -111,7 +111,7 @@ def open_run(
       step=step,
       saved=saved,
     )
-    del state  # the first step reuses its memory
+    del state  # the first step donates its memory
     for callback in run.callbacks:
       stack.callback(callback.on_close, run)
     logger.on_row = functools.partial(run.call, "on_log")
@@ -120,10 +120,10 @@ def open_run(
 
 
 def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Sequence[stages.Stage]:
-  """Returns the stages with what the data decides; reports stages without a step and settings without effect."""
+  """Returns the stages, resolved with the data; logs stages without a step and settings without effect."""
   run_stages = data.resolved_stages(config)
   for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run_stages}):
-    hosts.log_once(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
+    hosts.log_once(f"stage {name}: skipped, because its fraction of {config.train.steps} steps is less than one step")
   begins = not verify.steps(workdir / manager.CHECKPOINTS)
   for note in ineffective.check(config, run_stages, begins=begins):
     hosts.log_once(note)
@@ -131,7 +131,7 @@ def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Seque
 
 
 def write_config(run: Run) -> None:
-  """Writes config.json; that of a run that has ended stays, because the settings of this call train nothing."""
+  """Writes config.json, but not for a finished run, because this call's settings train nothing."""
   path = run.workdir / "config.json"
   if jax.process_index() == 0 and (run.goes_on() or not path.exists()):
     path.write_text(json.dumps(run.resolved[-1], indent=2) + "\n")
@@ -145,7 +145,7 @@ def roll_back(run: Run, request: Rollback) -> None:
   """
   run.watchdog.pause()
   released: Any = None
-  run.state = released  # the devices have no room for two
+  run.state = released  # the devices have no room for two states
   run.state, run.step, run.saved = rollback.go_back(
     request.step, request.why, run.program.stage.config, run.checkpoints, run.program.program.state, run.batches
   )

@@ -1,4 +1,4 @@
-"""The compiled programs, held-out batches and evaluation tasks of each stage of a run."""
+"""Compiled programs, held-out batches and evaluation tasks of each stage of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 class Data(Protocol):
-  """Data of a run: `t2t.data.train_data` reads what config.data names, `t2t.train` takes batches of a user."""
+  """Data of a run: `t2t.data.train_data` reads config.data, and `t2t.train` takes a user's batches."""
 
   def resolved_stages(self, config: Config) -> tuple[Stage, ...]:
-    """The stages of a run, each with what its data decides."""
+    """Returns the stages of a run, resolved with their data."""
 
   def check_stages(self, run: Sequence[Stage]) -> None:
-    """Refuses data that does not go with the run, before any training."""
+    """Raises an error if the data does not fit the run."""
 
   def vocabulary(self, config: Config) -> Vocabulary | None:
-    """seqio's, of the ids in the batches; None: nobody says what they stand for."""
+    """Returns seqio's vocabulary for the ids in the batches; None if it is unknown."""
 
   def check_vocabulary(
     self,
@@ -45,7 +45,7 @@ class Data(Protocol):
     vocabulary_folder: epath.Path,
     saved: Mapping[str, object] | None,
   ) -> None:
-    """Refuses another than the run began with."""
+    """Raises an error if the vocabulary differs from the one at the start of the run."""
 
   def keep_vocabulary(self, vocabulary: Vocabulary | None, folder: epath.Path) -> None:
     """Saves the run's own copy."""
@@ -59,17 +59,17 @@ class Data(Protocol):
     first: int,
     left_out: Callable[[int, int], int],
   ) -> "StagedBatches":
-    """Those to train on, as `staged.StagedBatches`."""
+    """Returns the training batches."""
 
   def eval_batches(self, config: Config, mesh: jax.sharding.Mesh) -> list[Batch]:
-    """The held-out ones, the same on each call."""
+    """Returns the held-out batches, the same on each call."""
 
   def eval_batches_by_source(self, config: Config, mesh: jax.sharding.Mesh) -> dict[str, list[Batch]]:
-    """Those of each source that names its language."""
+    """Returns the held-out batches of each source that names its language."""
 
 
 def from_config() -> Data:
-  """What config.data says.  TensorFlow is loaded for it: 5 s, which the rest of t2t does without."""
+  """Returns the data that config.data selects. Imports TensorFlow (5 s), which the rest of t2t does not need."""
   from t2t.data import train_data
 
   data: Any = train_data
@@ -77,7 +77,7 @@ def from_config() -> Data:
 
 
 def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:
-  """The mesh of a run, chosen for the stage with the most tokens in a batch, and why it is this one.
+  """Returns the mesh of a run, chosen for the stage with the most tokens in a batch, and the reason for its sizes.
 
   Raises:
     UserError: see `mesh_selection.make`.
@@ -89,9 +89,9 @@ class StageProgram:
   """A stage with its programs.
 
   Args:
-    stage: whose config is resolved (`Data.resolved_stages`).
+    stage: with a resolved config (`Data.resolved_stages`).
     mesh: the current one.
-    data: what it reads; None: what its config says.
+    data: of the stage; None for the data of its config.
 
   Raises:
     UserError: see `Recipe.build`.
@@ -105,49 +105,49 @@ class StageProgram:
 
   @functools.cached_property
   def train_step(self) -> BackgroundCompile:
-    """The step, compiled from the first time that it is asked for."""
+    """The training step; compilation starts on first access."""
     return BackgroundCompile(
       self.program.train_step, self._mesh, self.program.state, *recipe.arguments(self.stage.config, self._mesh)
     )
 
   def takes_step_of(self, other: "StageProgram") -> bool:
-    """Whether another stage's step is the same program, for batches of the same shapes."""
+    """Returns True if another stage's step is the same program for batches of the same shapes."""
     mine, its = self.stage.config, other.stage.config
     return dataclasses.replace(mine, data=its.data) == its and recipe.batch(mine) == recipe.batch(its)
 
   @functools.cached_property
   def eval_batches(self) -> list[Batch]:
-    """Held-out batches, made from the stage's own data."""
+    """Held-out batches of the stage's own data."""
     return (self._data or from_config()).eval_batches(self.stage.config, self._mesh)
 
   def check_counts(self) -> None:
-    """Refuses held-out batches in which no position counts: their loss would be 0, whatever the model is.
+    """Checks that some position of the held-out batches counts; otherwise the held-out loss would always be 0.
 
     Raises:
-      UserError: so it is.
+      UserError: no position counts.
     """
-    # Layers' terms count every token, whether or not it has a target.
+    # Auxiliary terms of layers count every token, even without a target.
     weights = losses.without_auxiliary(self.made.loss).weights
     if not any(float(weight) > 0 for batch in self.eval_batches for weight in weights(batch).values()):
       config = self.stage.config
       where = config.data.named if config.data.is_named else "eval_batches"
       raise UserError(
-        f"{where}: no position of the held-out batches counts in the loss (config.train.loss={config.train.loss}: all"
-        " weights are 0). Give other held-out data, or a loss that goes with what it has; `t2t tasks show` prints what"
-        " the data makes"
+        f"{where}: no position of the held-out batches counts in the loss "
+        f"(config.train.loss={config.train.loss}: all weights are 0). Give other held-out data, or a loss that "
+        "fits it; `t2t tasks show` prints the features of a task"
       )
 
   @functools.cached_property
   def by_source(self) -> dict[str, list[Batch]]:
-    """Those of each source that names its language."""
+    """Held-out batches of each source that names its language."""
     return (self._data or from_config()).eval_batches_by_source(self.stage.config, self._mesh)
 
   @functools.cached_property
   def tasks(self) -> "evaluate.Evaluation | None":
-    """What the stage's tasks are measured by (`evaluate.of_training`); None: by nothing."""
+    """Evaluation of the stage's tasks (`evaluate.of_training`); None if there is none."""
     data = self.stage.config.data
     if not data.reads_only_tasks:
-      return None  # a user's own batches are of no task, and text has no metrics
+      return None  # user batches belong to no task, and text has no metrics
     from t2t.data import pipeline
     from t2t.evaluation import evaluate
 
@@ -155,10 +155,10 @@ class StageProgram:
     return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
 
   def check_measured(self) -> None:
-    """Refuses a `config.eval.early_stopping_metric` that the stage is not measured by.
+    """Checks that the stage's evaluations have `config.eval.early_stopping_metric`.
 
     Raises:
-      UserError: names the nearest.
+      UserError: with the nearest metric.
     """
     settings = self.stage.config.eval
     if not settings.patience or settings.early_stopping_metric == "loss":
@@ -173,26 +173,29 @@ class StageProgram:
 
   @functools.cached_property
   def flops(self) -> float:
-    """Of a step."""
+    """FLOPs of one training step."""
     return self.made.flops(predicted=losses.share_of_weights(self.eval_batches))
 
   @property
   def described(self) -> str:
-    """How large the model is, what of it is not trained, and where it lies."""
+    """Summary of parameters, trainable parameters and devices."""
     training_recipe, state, mesh = self.made, self.program.state, self._mesh
     trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     number = f"{amounts.compact_count(trained + frozen)} parameters"
     if frozen:
-      number += f" ({amounts.compact_count(trained)} of them, {100 * trained / (trained + frozen):.2g} %, trained)"
+      number += f" ({amounts.compact_count(trained)} trainable, {100 * trained / (trained + frozen):.2g} %)"
     where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
     if training_recipe.idle_heads:
       heads = ", ".join(training_recipe.idle_heads)
-      where += f"; config.train.loss={training_recipe.config.train.loss} makes nothing of the head {heads}"
+      where += (
+        f"; config.train.loss={training_recipe.config.train.loss} does not use head {heads}, whose parameters are "
+        "not trained"
+      )
     return f"{number} {where}"
 
   def prepare(self) -> float:
-    """Builds held-out batches and evaluation tasks, and reports the kernels; returns the FLOPs of a step.
+    """Builds held-out batches and evaluation tasks, and logs the kernels; returns the FLOPs of a step.
 
     Raises:
       UserError: see `check_counts`.
@@ -200,13 +203,13 @@ class StageProgram:
     self.check_counts()
     hosts.log_once(dispatch.described(recipe.attention_kernels(self.stage.config, self.eval_batches[0])))
     if bits := self.stage.config.model.quantization:
-      hosts.log_once(f"layers multiply in {bits}, parameters are saved as they are")
+      hosts.log_once(f"layers multiply in {bits}; parameters are saved without quantization")
     self.tasks  # noqa: B018 - built here, and not within the first evaluation
     return self.flops
 
 
 class StagePrograms:
-  """The stages of a run; the step of the next is compiled while the one before runs.
+  """Programs of all stages; the next stage's step is compiled while the current stage runs.
 
   Args:
     run: the stages.
@@ -214,7 +217,7 @@ class StagePrograms:
     data: see `StageProgram`.
 
   Raises:
-    UserError: one whose model or optimizer has other parameters than the first's; names what differs.
+    UserError: model or optimizer of a stage have other parameters than in the first stage.
   """
 
   def __init__(self, run: Sequence[Stage], mesh: jax.sharding.Mesh, data: Data | None = None):
@@ -223,21 +226,19 @@ class StagePrograms:
       _check_same(self._programs[0], program)
 
   def __getitem__(self, number: int) -> StageProgram:
-    """A stage, by its number."""
     return self._programs[number]
 
   def __iter__(self) -> Iterator[StageProgram]:
-    """The stages in order."""
     return iter(self._programs)
 
   def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
-    """A step of a stage (`Program.train_step`)."""
+    """Runs a step of a stage (`Program.train_step`)."""
     result = self._programs[number].train_step(state, batch, key)
     self.prepare(number + 1)
     return result
 
   def prepare(self, number: int) -> None:
-    """Has the step of a stage compiled, if there is such a stage."""
+    """Starts compiling the step of a stage, if there is such a stage."""
     if number >= len(self._programs):
       return
     program = self._programs[number]
@@ -247,7 +248,7 @@ class StagePrograms:
 
 
 def _check_same(first: StageProgram, later: StageProgram) -> None:
-  """Refuses a stage that cannot take over the state of the first."""
+  """Checks that a stage can take over the state of the first stage."""
   shapes = lambda program: {
     path_name(path): (x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(program.program.state)
   }
@@ -257,7 +258,7 @@ def _check_same(first: StageProgram, later: StageProgram) -> None:
     return
   shown = lambda shape_and_dtype: f"{shape_and_dtype[0]} {shape_and_dtype[1]}" if shape_and_dtype else "not there"
   raise UserError(
-    f"config.stages, {later.stage.name}: has another model than {first.stage.name}: {name} is"
-    f" {shown(new.get(name))}, it was {shown(old.get(name))}; a stage may change only what leaves every parameter as"
-    " it is"
+    f"config.stages, {later.stage.name}: has another model than {first.stage.name}: {name} is "
+    f"{shown(new.get(name))}, it was {shown(old.get(name))}. A stage may only change settings that keep all "
+    "parameters and their shapes"
   )

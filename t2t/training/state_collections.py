@@ -1,4 +1,4 @@
-"""State collections: parts of the train state besides parameters and moments, and what each does in a step."""
+"""State collections: parts of the train state besides parameters and moments, and their updates in a step."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -15,19 +15,20 @@ Flat = Mapping[str, jax.Array]  # path -> parameter
 
 
 class Collection(Protocol[Value]):
-  """A part of the train state, a tree of arrays; those in the shape of a parameter have its path as last key.
+  """A part of the train state: a tree of arrays. Arrays with the shape of a parameter have its path as last key.
 
-  It is saved and restored with the state.  Parameters are those that are trained.
+  It is saved and restored with the state. `params` in its methods are the trained parameters.
 
-  by_row: whether arrays are [rows of a batch, ...], features that the loss reads and returns anew in each step; they
-    are sharded as batches are.
+  Attributes:
+    by_row: whether arrays are [rows of a batch, ...]: features that the loss reads and returns in each step, sharded as
+      batches.
   """
 
   by_row: ClassVar[bool]
 
   @classmethod
   def from_config(cls, config: Config) -> "Collection[Value] | None":
-    """Returns the collection of a run; None: the run has none.
+    """Returns the collection of a run; None if the run has none.
 
     Raises:
       UserError: its settings contradict each other.
@@ -52,7 +53,7 @@ class Collection(Protocol[Value]):
     """Returns the parameters that are evaluated."""
 
 
-# Name in the train state -> a `Collection`; a run has those whose `from_config` returns one, in this order.
+# Name in the train state -> a `Collection`; a run has those with a result of `from_config`, in this order.
 COLLECTIONS: LazyTable[type[Collection[object]]] = LazyTable(
   {
     "carried": "t2t.training.carried_state:CarriedState",
@@ -130,7 +131,7 @@ def update(
 
 
 def evaluated(collections: Collections, values: Mapping[str, object], params: Params) -> Params:
-  """Returns the nested parameters that are evaluated: an average, if it is, and that as it is transformed."""
+  """Returns the nested parameters for evaluation, such as an average, after transforms."""
   items: Any = collections.items()
   for name, collection in reversed(items):
     params = _nested(collection.evaluated(values[name], _flat(params)))

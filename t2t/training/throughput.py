@@ -1,4 +1,4 @@
-"""How fast training goes."""
+"""Training throughput."""
 
 import collections
 import time
@@ -9,9 +9,9 @@ from t2t import accelerators
 
 
 class Throughput:
-  """Tokens per second, step time, MFU and the share of time spent waiting for data, as a moving average.
+  """Tokens per second, step time, MFU and the fraction of time spent waiting for data, as a moving average.
 
-  The first step is left out: it contains the compilation.
+  The first step is left out, because it contains the compilation.
   """
 
   def __init__(self, *, devices: list[jax.Device], flops_per_step: float = 0.0):
@@ -23,7 +23,7 @@ class Throughput:
     self._last: float | None = None
 
   def step(self, *, tokens: float, wait_seconds: float) -> dict[str, float]:
-    """Notes that a step has ended; what is known of the latest steps, nothing after the first."""
+    """Records the end of a step; returns values of the latest steps, {} after the first."""
     now = time.monotonic()
     if self._last is not None:
       self._window.append((now - self._last, tokens, wait_seconds))
@@ -43,11 +43,11 @@ class Throughput:
     return values
 
   def begin(self, flops_per_step: float) -> None:
-    """Steps are others from here on: those before say nothing of their speed."""
+    """Starts a new window, because steps of another stage have another speed."""
     self._flops_per_step = flops_per_step
     self._window.clear()
     self._last = None
 
   def pause(self) -> None:
-    """What happens from here to the next step is no part of it (an evaluation)."""
+    """Excludes the time until the next step, for example of an evaluation."""
     self._last = None

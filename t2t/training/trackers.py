@@ -1,9 +1,9 @@
-"""What each experiment tracker is told, in a process of its own: `python -m t2t.training.trackers`.
+"""Clients of experiment trackers, run in a separate process: `python -m t2t.training.trackers`.
 
-Each library is loaded here and nowhere else, so that nothing it does, hangs in, prints or leaves behind is training's:
-`tracking.py` starts this program, and writes to its standard input a line of JSON for the run, one for each row of
-metrics, and one for how it ended.  The program says on its standard output, a line of JSON each, what it has opened or
-what went wrong.
+Libraries are imported only in this process, so that their errors, hangs, output and leftovers cannot affect training.
+`tracking.py` starts the process and writes JSON lines to its standard input: one for the run, one for each row of
+metrics, and one for how the run ended. The process writes JSON lines with the opened run or with errors to its standard
+output.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,17 +21,15 @@ import uuid
 Row = tuple[int, Mapping[str, float]]  # step, name -> value
 FINISHED, STOPPED, FAILED, KILLED = "finished", "stopped", "failed", "killed"  # how a run ends
 
-MISSING = "not installed"  # what is said of a library that is not there
-BACKGROUND_SECONDS = 60.0  # that a library has to send the rest when the run is over
+MISSING = "not installed"  # error for a missing library
+BACKGROUND_SECONDS = 60.0  # for a library to send the rest after the run
 
 
 class _Wandb:
-  """Weights & Biases."""
-
   def __init__(self, settings: Mapping[str, Any], run_record: Mapping[str, str]):
     import wandb
 
-    # Its files lie with the run's, where those are on a disk; what was logged offline is `wandb sync`ed from there.
+    # Local workdirs also get the library's files; `wandb sync` uploads offline runs from there.
     folder = None if "://" in settings["workdir"] or os.environ.get("WANDB_DIR") else settings["workdir"]
     self.run_record = {"run": run_record.get("run") or uuid.uuid4().hex[:8]}
     self._run = wandb.init(
@@ -40,7 +38,7 @@ class _Wandb:
       name=settings["name"],
       config=dict(settings["config"]),
       resume="allow",
-      allow_val_change=True,  # of a resumed run whose command has more steps
+      allow_val_change=True,  # a resumed run may have more steps
       dir=folder,
       settings=wandb.Settings(console="off", x_stats_pid=settings["process"]),
     )
@@ -53,17 +51,15 @@ class _Wandb:
   def finish(self, outcome: str) -> None:
     self._run.summary["outcome"] = outcome
     if outcome == STOPPED:
-      self._run.mark_preempting()  # not failed: the same command goes on
+      self._run.mark_preempting()  # not failed: the same command resumes it
     self._run.finish(exit_code=0 if outcome == FINISHED else 1)
 
 
 class _Trackio:
-  """Trackio."""
-
   def __init__(self, settings: Mapping[str, Any], run_record: Mapping[str, str]):
     import trackio
 
-    # It finds runs by name alone, and of two workdirs of one name the later: what is added tells them apart.
+    # Trackio identifies runs by name alone; the suffix distinguishes two workdirs of the same name.
     name = run_record.get("run") or f"{settings['name']}-{uuid.uuid4().hex[:4]}"
     self.run_record = {"run": name}
     self._trackio = trackio
@@ -82,9 +78,7 @@ class _Trackio:
 
 
 class _MLflow:
-  """MLflow."""
-
-  # What a run that has ended is called there.
+  # MLflow's name for each outcome.
   _STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED", KILLED: "KILLED"}
 
   def __init__(self, settings: Mapping[str, Any], run_record: Mapping[str, str]):
@@ -100,7 +94,7 @@ class _MLflow:
       existing = self._client.get_experiment_by_name(settings["project"])
       experiment = self._client.create_experiment(settings["project"]) if existing is None else existing.experiment_id
       self._id = self._client.create_run(experiment, run_name=settings["name"]).info.run_id
-      # A parameter is set once there: of a resumed run the config, which may have more steps, is a file alone.
+      # MLflow parameters cannot change, so the config of a resumed run is only updated in the file.
       params = [entities.Param(key, str(value)[:6000]) for key, value in _flat(settings["config"])]
       for begin in range(0, len(params), 100):
         self._client.log_batch(self._id, params=params[begin : begin + 100])
@@ -115,7 +109,7 @@ class _MLflow:
       for step, values in rows
       for name, value in values.items()
     ]
-    for begin in range(0, len(metrics), 1000):  # as many as a request may have
+    for begin in range(0, len(metrics), 1000):  # limit of a request
       self._client.log_batch(self._id, metrics=metrics[begin : begin + 1000], synchronous=True)
 
   def finish(self, outcome: str) -> None:
@@ -123,12 +117,12 @@ class _MLflow:
     self._client.set_terminated(self._id, self._STATUS[outcome])
 
 
-# `config.logging.tracker` -> what it is told through.
+# `config.logging.tracker` -> client.
 TRACKERS = {"wandb": _Wandb, "trackio": _Trackio, "mlflow": _MLflow}
-# What to do where one cannot be opened.
+# Remedies for a tracker that cannot be opened.
 REMEDIES = {
-  "wandb": "`wandb login`, or WANDB_MODE=offline and `wandb sync` later",
-  "trackio": "see that TRACKIO_DIR, or the Space that it is to go to, can be written",
+  "wandb": "run `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later",
+  "trackio": "make TRACKIO_DIR, or the Space of the project, writable",
   "mlflow": "set MLFLOW_TRACKING_URI to a server that answers, or to sqlite:///FILE",
 }
 
@@ -142,7 +136,7 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(file: int) -> Iterator[list[Any]]:
-  """What stands on the lines that have come, as many at a time as there are; whoever is slow has more at a time."""
+  """Yields the JSON values of all complete lines received so far; a slow tracker gets more lines at a time."""
   tail = b""
   while content := os.read(file, 2**20):
     *complete, tail = (tail + content).split(b"\n")
@@ -150,7 +144,7 @@ def _lines(file: int) -> Iterator[list[Any]]:
 
 
 def _end_with(parent: int) -> None:
-  """Ends all of this program's processes a while after the run's own: a library may wait for a server for ever."""
+  """Kills all of this program's processes some time after the run's process, because a library may wait forever."""
   while os.getppid() == parent:
     time.sleep(1.0)
   time.sleep(BACKGROUND_SECONDS)
@@ -158,11 +152,11 @@ def _end_with(parent: int) -> None:
 
 
 def main(source: int, output: TextIO) -> None:
-  """Does what it is told.
+  """Sends the rows of `source` to a tracker.
 
   Args:
-    source: file to read from.
-    output: what is written to for the run's process.
+    source: file descriptor to read from.
+    output: receives messages for the run's process.
   """
   say = lambda **message: print(json.dumps(message), file=output, flush=True)
   lines = _lines(source)
@@ -174,11 +168,11 @@ def main(source: int, output: TextIO) -> None:
   doing = "be opened"
   try:
     module = importlib.import_module(settings["tracker"])
-    if getattr(module, "__file__", None) is None:  # a folder that the library has left behind
+    if getattr(module, "__file__", None) is None:  # a folder that an uninstalled library left behind
       raise ModuleNotFoundError(settings["tracker"], name=settings["tracker"])
     tracker = TRACKERS[settings["tracker"]](settings, settings["place"])
     say(place=tracker.run_record, where=tracker.where)
-    doing, outcome = "take what was measured", KILLED  # unless it says otherwise: its process is gone
+    doing, outcome = "receive metrics", KILLED  # default if the run's process is gone without a message
     while True:
       if rows and isinstance(rows[-1], str):
         outcome = rows.pop()
@@ -187,18 +181,18 @@ def main(source: int, output: TextIO) -> None:
       rows = next(lines, None)
       if rows is None:
         break
-    doing = "be told the end"
+    doing = "finish the run"
     tracker.finish(outcome)
     say(ended=True)
   except ModuleNotFoundError as error:
-    say(error=MISSING if error.name == settings["tracker"] else f"{MISSING} as a whole ({error})")
-  except BaseException as error:  # whatever a library does, down to SystemExit
+    say(error=MISSING if error.name == settings["tracker"] else f"{MISSING} completely ({error})")
+  except BaseException as error:  # any error of a library, including SystemExit
     text = str(error).strip().splitlines()
     say(error=f"could not {doing}: {type(error).__name__}{f': {text[0]}' if text else ''}")
 
 
 if __name__ == "__main__":
   _said = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)  # what the library prints is no word of this program's
+  os.dup2(2, 1)  # output of the library must not mix with messages
   main(0, _said)
   sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Sends what is measured to an experiment tracker besides: training never waits for it, and never fails by it."""
+"""Sends metrics to an experiment tracker; training never waits for it and never fails because of it."""
 
 from collections.abc import Callable, Mapping
 import contextlib
@@ -19,24 +19,24 @@ from t2t.runtime import environment
 from t2t.storage import logs
 from t2t.training import trackers
 
-NAME = "tracker.json"  # in a workdir: tracker -> project -> which run there is this one
-_WAITING = 1_000  # rows that may wait for a tracker that is slow
-_LAST_SECONDS = 5.0  # that a run waits for it at its end
-_STOPPED_SECONDS = 2.0  # and where a signal ends it: see `stopping.Steps.finish`
+NAME = "tracker.json"  # in a workdir: tracker -> project -> the tracker's run
+_WAITING = 1_000  # rows in the queue of a slow tracker
+_LAST_SECONDS = 5.0  # maximum wait at the end of a run
+_STOPPED_SECONDS = 2.0  # maximum wait after a signal; see `preemption.Steps.finish`
 
 
 class Tracking:
-  """A tracker's own process, and a thread that feeds it from a queue.
+  """A tracker's process, and a thread that feeds it from a queue.
 
-  The run's place there is kept in the workdir, so that who resumes it, on whatever machine, adds to the same.  Whatever
-  goes wrong is told once, with a remedy, and the run goes on: metrics.jsonl has all numbers.
+  The workdir keeps the id of the tracker's run, so that a resumed run, on any machine, adds to the same run. Errors are
+  logged once, with a remedy, and the run continues: metrics.jsonl has all metrics.
 
   Args:
     tracker: a key of `trackers.TRACKERS`.
-    project: that the run is filed under.
-    config: of the run, as config.json has it.
-    workdir: of the run, whose name is the run's.
-    say: prints a line for people.
+    project: under which the tracker lists the run.
+    config: of the run, as in config.json.
+    workdir: of the run; its name is the run's name.
+    say: logs a line.
   """
 
   def __init__(
@@ -45,7 +45,7 @@ class Tracking:
     self._tracker, self._project, self._workdir, self._say = tracker, project, workdir, say
     self._queue: queue.Queue[Any] = queue.Queue(_WAITING)
     self._given_up = self._dropped = self._opened = self._resumes = False
-    self._ended = threading.Event()  # the other process has
+    self._ended = threading.Event()  # set when the other process ends
     self._child: subprocess.Popen | None = None
     settings = {
       "tracker": tracker,
@@ -58,7 +58,7 @@ class Tracking:
     threading.Thread(target=self._feed, args=(settings,), name="tracker", daemon=True).start()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Takes a row of metrics; it is sent from another thread, or left out where too many wait."""
+    """Queues a row of metrics for the other thread; drops it if the queue is full."""
     if self._given_up:
       return
     try:
@@ -66,13 +66,13 @@ class Tracking:
     except queue.Full:
       if not self._dropped:
         self._dropped = True
-        self._tell(f"does not take numbers as fast as they come, and lacks some from step {step} on")
+        self._tell(f"does not accept metrics fast enough; some are missing from step {step} on")
 
   def finish(self, outcome: str) -> None:
-    """Tells how the run ended, and waits for the rest to be sent, but not for long."""
+    """Sends the outcome, and waits a short time for the rest to be sent."""
     if self._given_up:
-      with contextlib.suppress(queue.Full):  # then it is written to a pipe that is broken
-        self._queue.put_nowait(outcome)  # or the thread would wait for a row, and keep the pipe open
+      with contextlib.suppress(queue.Full):  # the broken pipe then ends the thread
+        self._queue.put_nowait(outcome)  # unblocks the thread, which would keep the pipe open
       return
     seconds = min(_LAST_SECONDS, _STOPPED_SECONDS) if outcome == trackers.STOPPED else _LAST_SECONDS
     deadline = time.monotonic() + seconds
@@ -80,16 +80,18 @@ class Tracking:
       self._queue.put(outcome, timeout=seconds)
       if self._ended.wait(deadline - time.monotonic()):
         return
-    problem = "has not taken all" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
-    self._give_up(
-      f"{problem} {seconds:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
+    problem = (
+      "has not received everything" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
     )
-    killer = threading.Timer(trackers.BACKGROUND_SECONDS, self._kill)  # of a process that goes on after its run
+    self._give_up(
+      f"{problem} {seconds:.0f} s after the end; it has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
+    )
+    killer = threading.Timer(trackers.BACKGROUND_SECONDS, self._kill)  # for a process that outlives its run
     killer.daemon = True
     killer.start()
 
   def _tell(self, message: str) -> None:
-    self._say(f"config.logging.tracker={self._tracker}: {message}; metrics.jsonl has all numbers")
+    self._say(f"config.logging.tracker={self._tracker}: {message}; metrics.jsonl has all metrics")
 
   def _give_up(self, why: str) -> None:
     if not self._given_up:
@@ -102,7 +104,7 @@ class Tracking:
         os.killpg(self._child.pid, signal.SIGKILL)
 
   def _feed(self, settings: Mapping[str, Any]) -> None:
-    """In a thread: starts the other process, and brings it what comes."""
+    """Starts the other process and sends it the queued messages; runs in a thread."""
     try:
       run_record = self._places().get(self._tracker, {}).get(self._project, {})
       self._resumes = bool(run_record)
@@ -113,7 +115,7 @@ class Tracking:
         stdout=subprocess.PIPE,
         stderr=errors,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # what ends the run by the terminal does not end it
+        start_new_session=True,  # Ctrl-C in the terminal must not stop it
       )
       threading.Thread(target=self._hear, args=(errors,), name="tracker answers", daemon=True).start()
       assert self._child.stdin is not None
@@ -126,19 +128,19 @@ class Tracking:
             return
           message = self._queue.get()
     except BrokenPipeError:
-      pass  # `_hear` knows why
-    except Exception as error:  # whatever it is: the run matters more
+      pass  # `_hear` reports the reason
+    except Exception as error:  # any error: a tracker must not end the run
       self._give_up(f"could not be started ({error})")
 
   def _hear(self, errors: Any) -> None:
-    """In a thread: what the other process says, until it ends."""
+    """Reads the other process's messages until it ends; runs in a thread."""
     ended, child = False, self._child
     assert child is not None and child.stdout is not None
     with errors, child.stdout as pipe:
       for line in pipe:
         try:
           message = json.loads(line)
-        except ValueError:  # it was ended within a line
+        except ValueError:  # the process was killed within a line
           break
         if "place" in message:
           self._opened = True
@@ -151,13 +153,15 @@ class Tracking:
       if not ended:
         errors.seek(0)
         last = errors.read().decode(errors="replace").strip().splitlines()
-        self._give_up(f"its process has ended with {child.returncode}{f' ({last[-1]})' if last else ''}")
+        self._give_up(f"its process ended with exit status {child.returncode}{f' ({last[-1]})' if last else ''}")
     self._ended.set()
 
   def _with_remedy(self, error: str) -> str:
     if error.startswith(trackers.MISSING):
       return f"{error}; `{environment.install(self._tracker)}`"
-    again = f", or remove {self._workdir / NAME} for another run there" if self._resumes and not self._opened else ""
+    again = (
+      f", or remove {self._workdir / NAME} to start another run there" if self._resumes and not self._opened else ""
+    )
     return f"{error}; {trackers.REMEDIES[self._tracker]}{again}"
 
   def _places(self) -> dict[str, Any]:
@@ -173,5 +177,7 @@ class Tracking:
     content = json.dumps(places, indent=2).encode() + b"\n"
     try:
       logs.Log(self._workdir / NAME, keep=lambda _: content).close()
-    except Exception as error:  # whatever it is: the run matters more
-      self._tell(f"{self._workdir / NAME} could not be written ({error}), and a resumed run will begin another there")
+    except Exception as error:  # any error: a tracker must not end the run
+      self._tell(
+        f"{self._workdir / NAME} could not be written ({error}), so a resumed run will start another run there"
+      )

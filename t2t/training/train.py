@@ -1,4 +1,4 @@
-"""The training loop: from a config and a workdir to a trained model."""
+"""The training loop."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,15 @@ def train(config: Config, workdir: str, *, callbacks: Sequence[Callback] = (), d
   Args:
     config: see `t2t.configuration.loading.records`, and configs/default.py for the keys.
     workdir: local or gs://; checkpoints, metrics and config.json are written there.
-    callbacks: are called after those that the config selects (`training.callbacks`).
-    data: what to train on; None: what the config selects.
+    callbacks: called after those that the config selects (`training.callbacks`).
+    data: training data; None for the data of the config.
 
   Returns:
     The state after the last step.
 
   Raises:
-    UserError: the config, the data or the workdir cannot be used.  Most errors come before the first step; a bad
-      record, a loss that is not finite or a failed save may come later.
+    UserError: the config, the data or the workdir cannot be used. Most errors occur before the first step; a bad
+      record, a loss that is not finite or a failed save may occur later.
     Stopped: a signal stopped the run, which is saved.
   """
   with setup.open_run(config, workdir, callbacks, data=data) as run:

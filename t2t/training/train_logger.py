@@ -1,4 +1,4 @@
-"""The terminal and the metric files of a run: progress line, metrics.jsonl, TensorBoard, samples."""
+"""Terminal output and metric files of a run: progress line, metrics.jsonl, TensorBoard, samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 import sys
@@ -12,16 +12,16 @@ from t2t.training.metric_writers import Histogram
 
 
 class TrainLogger:
-  """Writes metrics to the terminal and the files of a workdir; only the first process has any.
+  """Writes metrics to the terminal and the files of a workdir, on the first process.
 
   Args:
     workdir: where metrics are written.
     num_steps: of the run.
-    start: step that training continues from.
+    start: step that training resumes from.
     unwritten: see `metric_writers.MetricWriter`.
 
   Attributes:
-    on_row: takes the step and values of each row that was written.
+    on_row: called with the step and values of each row that was written.
   """
 
   def __init__(self, workdir: epath.Path, *, num_steps: int, start: int, unwritten: Mapping[str, bytes]):
@@ -34,7 +34,6 @@ class TrainLogger:
 
   @property
   def is_first(self) -> bool:
-    """Returns whether this process writes."""
     return self._writer is not None
 
   def say(self, text: str) -> None:
@@ -51,7 +50,7 @@ class TrainLogger:
       self._line.update(step, loss=loss, tokens_per_second=tokens_per_second, seconds_left=left)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes a row of metrics; a row that the file has already, of a run that resumed, is kept."""
+    """Writes a row of metrics; a row that the file already has, from before a resume, is kept."""
     if self._writer is not None and self._writer.write(step, values):
       self.on_row(step, values)
 
@@ -66,18 +65,20 @@ class TrainLogger:
       self._writer.histograms(step, histograms)
 
   def truncate_to(self, start: int, saved: Mapping[str, bytes]) -> None:
-    """Removes what was written after a step.
+    """Removes rows after a step.
 
     Args:
       start: the step.
-      saved: files beside its checkpoint.
+      saved: files of its checkpoint.
     """
     if self._writer is not None:
       self._writer.close()
       self._writer = metric_writers.MetricWriter(self._workdir, start=start, unwritten=saved)
 
   def flush(self) -> dict[str, bytes]:
-    """Writes everything; returns what could not be written, to be saved in a checkpoint; see `MetricWriter.flush`."""
+    """Writes everything; returns the bytes to save in a checkpoint because they could not be written; see
+    `MetricWriter.flush`.
+    """
     return {} if self._writer is None else self._writer.flush()
 
   def end(self) -> None:
@@ -91,7 +92,7 @@ class TrainLogger:
     self.end()
     if self._line is not None:
       console.tell(
-        f"stopped after step {step} of {self._num_steps}, saved; the same command again goes on from there",
+        f"stopped after step {step} of {self._num_steps}, saved; run the same command again to resume",
         file=sys.stdout,
       )
 

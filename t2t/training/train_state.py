@@ -1,4 +1,4 @@
-"""The training state: its shapes with their shardings, and its initialization."""
+"""Train state: shapes with shardings, and initialization."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -17,12 +17,13 @@ from t2t.training import state_collections
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that training changes: what a checkpoint holds, apart from the position in the data.
+  """Everything that training changes: the content of a checkpoint, except the data position.
 
-  step: int32 [], how many updates have been made.
-  params, frozen_params: nested dicts of float32 arrays, of what is frozen also bfloat16; together they are the model's.
-  opt_state: optax's.
-  collections: name -> value of each `state_collections.Collection` of the run; most runs have none.
+  Attributes:
+    step: int32 [], number of updates.
+    params, frozen_params: nested dicts of float32 arrays, frozen ones also bfloat16; together they are the model's.
+    opt_state: optax's.
+    collections: name -> value of each `state_collections.Collection` of the run; most runs have none.
   """
 
   step: jax.Array
@@ -32,17 +33,17 @@ class TrainState:
   collections: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
   def model(self, graphdef: nnx.GraphDef) -> nnx.Module:
-    """The model with these parameters."""
+    """Returns the model with these parameters."""
     return nnx.merge(graphdef, join_frozen(self.params, self.frozen_params))
 
 
-HOST, DEVICE = "pinned_host", "device"  # kinds of memory
+HOST, DEVICE = "pinned_host", "device"  # memory kinds
 
 
 def _shardings_like(tree, params: Params, param_shardings: Params, mesh: jax.sharding.Mesh, *, offload: bool):
-  """Shards arrays whose last key is a parameter's path as that parameter, and copies others to every device.
+  """Shards arrays with a parameter's path as last key as that parameter, and replicates other arrays.
 
-  With `offload` the former wait in the host's memory.
+  With `offload` the former are in host memory.
   """
   by_path = {
     path_name(path): (leaf.shape, placed)
@@ -52,7 +53,7 @@ def _shardings_like(tree, params: Params, param_shardings: Params, mesh: jax.sha
   }
 
   def sharded_leaf(path, leaf):
-    # Optimizer and collections see flat dicts: the last key is the parameter's whole path.
+    # Optimizer and collections see flat dicts, so the last key is the parameter's whole path.
     shape, placed = by_path.get(str(getattr(path[-1], "key", "")), (None, None)) if path else (None, None)
     if placed is None or shape != leaf.shape:
       return sharding.replicated(mesh)
@@ -71,7 +72,7 @@ def abstract_train_state(
   offload_optimizer: bool = False,
   collections: state_collections.Collections = state_collections.NONE,
 ) -> tuple[nnx.GraphDef, TrainState, Callable[[jax.Array], TrainState]]:
-  """The state's shapes, each with its sharding, without a device; and the function that makes the state itself.
+  """Returns the model's structure, the state's shapes with shardings, and the function key -> state; uses no device.
 
   Args: see `init_train_state`, `split_frozen` for `halved`, and `state_collections.of_run`.
   """
@@ -112,21 +113,21 @@ def init_train_state(
   freeze: tuple[str, ...] = (),
   offload_optimizer: bool = False,
 ) -> tuple[nnx.GraphDef, TrainState, TrainState]:
-  """A fresh state, each array made directly in its shards: no device ever holds the whole of a sharded one.
+  """Returns a fresh state, with each array created in its shards, so that no device holds a whole sharded array.
 
   Args:
     model_fn: key -> model.
     tx: optimizer over nested dicts of parameters.
-    key: of the initial values; these do not depend on the mesh.
-    mesh: where the state will lie.
-    freeze: patterns; parameters whose path matches one are not trained.
-    offload_optimizer: moments wait in the host's memory between updates.
+    key: for initial values, which do not depend on the mesh.
+    mesh: of the state.
+    freeze: patterns; parameters with a matching path are not trained.
+    offload_optimizer: keeps moments in host memory between updates.
 
   Returns:
     The model's structure, the state, and a tree like it of shardings.
 
   Raises:
-    UserError: a parameter that the mesh does not divide, or `freeze` that fits nothing.
+    UserError: the mesh does not divide a parameter, or a pattern of `freeze` matches no parameter.
   """
   graphdef, abstract, make = abstract_train_state(
     model_fn, tx, mesh, freeze=freeze, offload_optimizer=offload_optimizer

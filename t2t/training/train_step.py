@@ -1,4 +1,4 @@
-"""The training step: gradients of the loss, accumulated over microbatches, and the optimizer's update."""
+"""The training step: gradients of the loss, accumulated over microbatches, and the optimizer update."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -22,7 +22,7 @@ from t2t.training.train_state import DEVICE, HOST, TrainState
 
 
 def _microbatches(batch: Batch, num: int) -> Batch:
-  """[batch, ...] -> [num, batch / num, ...], each microbatch spread over all devices (row i goes to i % num)."""
+  """Splits [batch, ...] into [num, batch / num, ...], each microbatch over all devices (row i goes to i % num)."""
 
   def split(x):
     x = jnp.swapaxes(x.reshape(x.shape[0] // num, num, *x.shape[1:]), 0, 1)
@@ -32,26 +32,26 @@ def _microbatches(batch: Batch, num: int) -> Batch:
 
 
 def _whole_batch(parts: jax.Array, batch: jax.Array) -> jax.Array:
-  """The inverse of `_microbatches`, and of `_split_by_copy` behind it; `batch` has the shape."""
+  """Inverts `_microbatches`, and `_split_by_copy` after it; `batch` has the shape of the result."""
   x = jnp.swapaxes(parts.reshape(parts.shape[0], -1, *batch.shape[1:]), 0, 1).reshape(batch.shape)
   return sharding.shard(x, "batch", *[None] * (x.ndim - 1))
 
 
 def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
-  """[microbatches, rows, ...] -> [microbatches, copies, rows of a copy, ...]."""
+  """Reshapes [microbatches, rows, ...] to [microbatches, copies, rows of a copy, ...]."""
   x = x.reshape(x.shape[0], copies, -1, *x.shape[2:])
   return sharding.shard(x, None, "copies", "rows", *[None] * (x.ndim - 3))
 
 
 def _num_tokens(batch: Batch) -> jax.Array:
-  """How many positions of inputs and targets hold a token."""
+  """Returns the number of input and target positions that are not padding."""
   real = (real_positions(batch, side) for side in sides(batch))
   total: Any = sum(jnp.sum(positions) for positions in real)
   return total.astype(jnp.float32)
 
 
 def _to_device(tree, shardings):
-  """What `shardings` have in the host's memory, in the device's."""
+  """Moves arrays from host memory to the devices, if `shardings` have them in host memory."""
 
   def put(x, placed):
     return jax.device_put(x, placed.with_memory_kind(DEVICE)) if placed.memory_kind == HOST else x
@@ -60,13 +60,12 @@ def _to_device(tree, shardings):
 
 
 def _select(good: jax.Array, new, old):
-  """`new` if `good`, bool [], else `old`; but the step of the schedule goes on.
+  """Returns `new` if `good`, bool [], else `old`; but the schedule's step always advances.
 
-  The step counts: the batch is spent, and the run ends, decays and saves where it would have. The moments stay as they
-  were, and with them how many updates they are of, by which Adam corrects them and Adafactor's decay grows: a gradient
-  that is no number must not enter an average of thousands of steps, and an average of one update fewer is corrected for
-  one fewer. So does `optax.apply_if_finite`, where the schedule waits as well; and PaLM (Chowdhery et al. 2022, section
-  5.1) passed over the batches around a spike.
+  The step counts because its batch is consumed, and the run must end, decay and save at the same steps. Moments and
+  their update counts stay, because a gradient that is not finite must not enter an average of thousands of steps.
+  Adam's bias correction and Adafactor's decay use these counts. `optax.apply_if_finite` does the same, but also holds
+  the schedule; PaLM (Chowdhery et al. 2022, section 5.1) skipped the batches around a spike.
   """
   is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)
   chosen = lambda a, b: a if is_schedule(a) else jnp.where(good, a, b)
@@ -74,7 +73,7 @@ def _select(good: jax.Array, new, old):
 
 
 def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:
-  """`x`; `notice` is called when it is differentiated, which JAX does only where there is a derivative."""
+  """Returns `x`; JAX calls `notice` when it differentiates the result, which it does only if there is a derivative."""
 
   @jax.custom_jvp
   def identity(x: jax.Array) -> jax.Array:
@@ -91,15 +90,15 @@ def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:
 def gradient(
   terms_of: Callable[[Params], tuple[Mapping[str, jax.Array], Metrics]], params: Params, *, all_terms: bool = True
 ) -> tuple[Params, Metrics]:
-  """The gradient of the sum of all terms, and the metrics.
+  """Returns the gradient of the sum of all terms, and the metrics.
 
   Args:
     terms_of: parameters -> terms and metrics.
-    params: where.
-    all_terms: whether each term must depend on one of them; else it is enough that some do, as where others are frozen.
+    params: where the gradient is taken.
+    all_terms: whether every term must depend on a parameter; otherwise one term is enough, as with frozen parameters.
 
   Raises:
-    ValueError: a term depends on no parameter; while it is traced, before anything is computed.
+    ValueError: a term depends on no parameter; raised while tracing.
   """
   noticed: set[str] = set()
   names: list[str] = []
@@ -115,8 +114,8 @@ def gradient(
   for name in names:
     if name not in noticed and (all_terms or not noticed):
       raise ValueError(
-        f"the term {name!r} of the loss does not depend on any parameter that is trained: it was made of metrics,"
-        " which have no gradient, or of arrays behind a stop_gradient; return what the metrics were made of"
+        f"loss term {name!r} does not depend on any trained parameter: it was computed from metrics, which have "
+        "no gradient, or behind a stop_gradient. Return a term computed from the model's outputs"
       )
   return grads, metrics
 
@@ -131,25 +130,25 @@ def make_train_step(
   skip_not_finite: bool = False,
   collections: state_collections.Collections = state_collections.NONE,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
-  """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
+  """Returns the compiled update: (state, batch, key) -> (next state, metrics); the memory of the old state is reused.
 
-  Each term of the loss is divided by its weight in the whole batch, which is known before it is cut; gradients of
-  microbatches are added up in float32: the result does not depend on the cut, however unevenly tokens lie.
+  Each term of the loss is divided by its weight in the whole batch, which is known before the split. Gradients of
+  microbatches are summed in float32, so the result does not depend on the split, even with uneven token counts.
 
   Args:
     graphdef: structure of the model.
     loss: see `Loss`.
     tx: optimizer.
-    state_shardings: like the state; without it the second step would compile again.  What lies in the host's memory
-      comes to the device for the update.
-    num_microbatches: a divisor of the batch; memory for activations falls by as much.
-    skip_not_finite: leaves the update out where the loss or the norm of the gradient is not finite; see `_select`.
+    state_shardings: like the state; without it the second step would compile again. Arrays in host memory are moved
+      to the device for the update.
+    num_microbatches: a divisor of the batch; divides the memory for activations.
+    skip_not_finite: skips the update if the loss or the gradient norm is not finite; see `_select`.
     collections: of the state, see `state_collections`.
 
   Returns:
-    Metrics are those of the loss, and grad_norm, param_norm (of the next state), tokens (without padding), skipped (1
-    where the update was left out), grad_squares, the sums of the gradient's squares by `places`, and where the initial
-    values are kept `l2_sp.distances`.
+    State and metrics: the loss's own, grad_norm, param_norm (of the next state) and tokens (without padding).
+    Also grad_squares (see `grad_stats.squares`), skipped (1 if the update was skipped), and
+    `l2_sp.distances` if initial values are kept.
   """
 
   def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics, Batch]:
@@ -164,7 +163,7 @@ def make_train_step(
     return grads, metrics, carried
 
   def summed_gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array):
-    """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
+    """Sums over microbatches; copies of the parameters sum separately and are reduced once at the end."""
     copies, part = sharding.num_copies(), functools.partial(gradients, weights)
     batches = _microbatches(batch, num_microbatches)
     grad_shardings = state_shardings.params
@@ -189,7 +188,7 @@ def make_train_step(
     return *added, jax.tree.map(_whole_batch, carried, {name: batch[name] for name in carried})
 
   def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
-    # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
+    # Keys depend only on (seed, step, microbatch), so a resumed run draws the same random numbers.
     key = jax.random.fold_in(key, state.step)
     compute = gradients if num_microbatches == 1 else summed_gradients
     batch_and_carried = {**batch, **state_collections.features(collections, state.collections)}
@@ -203,7 +202,7 @@ def make_train_step(
     norm = jnp.sqrt(jnp.sum(squares))
     good = None
     if skip_not_finite:
-      # One scalar, of what is added up over all hosts for the metrics anyway.
+      # One scalar, from values that are reduced over all hosts for the metrics anyway.
       good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
       params = _select(good, params, state.params)
       new_opt_state = _select(good, new_opt_state, opt_state)
@@ -214,7 +213,7 @@ def make_train_step(
     metrics["grad_norm"] = metrics_lib.WeightedSum(norm, unit_weight)
     metrics["grad_squares"] = metrics_lib.WeightedSum(squares, unit_weight)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), unit_weight)
-    # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
+    # Of the new parameters, because the memory of the old ones is reused.
     metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), unit_weight)
     for name, distance in l2_sp.distances(new_opt_state, params).items():
       metrics[name] = metrics_lib.WeightedSum(distance, unit_weight)
@@ -226,7 +225,7 @@ def make_train_step(
 def make_eval_step(
   graphdef: nnx.GraphDef, loss: Loss, collections: state_collections.Collections = state_collections.NONE
 ) -> Callable[[TrainState, Batch], Metrics]:
-  """The compiled evaluation of one batch, without dropout; what a loss draws depends on the step alone."""
+  """Returns the compiled evaluation of one batch, without dropout; random choices of a loss depend only on the step."""
 
   def eval_step(state: TrainState, batch: Batch) -> Metrics:
     state = evaluated(collections, state)
@@ -238,7 +237,7 @@ def make_eval_step(
 
 
 def evaluated(collections: state_collections.Collections, state: TrainState) -> TrainState:
-  """Returns the state with the parameters that are evaluated."""
+  """Returns the state with the parameters for evaluation."""
   if not collections:
     return state
   return dataclasses.replace(state, params=state_collections.evaluated(collections, state.collections, state.params))

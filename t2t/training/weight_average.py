@@ -1,4 +1,4 @@
-"""Weight averages: a second copy of the trained parameters, which evaluation and later readers may use."""
+"""Weight averages: a second copy of the trained parameters for evaluation and later use."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -18,7 +18,7 @@ NAME = "average"  # in the train state
 
 
 class Averaging(Protocol):
-  """A way to average, made of the optimizer's settings; a row of `AVERAGES`."""
+  """An averaging method, built from the optimizer config; a row of `AVERAGES`."""
 
   def __init__(self, config: OptimizerConfig): ...
 
@@ -26,7 +26,7 @@ class Averaging(Protocol):
     """Returns the next average.
 
     Args:
-      average: path -> float32, which begins as the parameters.
+      average: path -> float32, initially the parameters.
       params: path -> float32, after an update.
       step: int32 [], number of updates before it.
     """
@@ -35,7 +35,7 @@ class Averaging(Protocol):
 class ExponentialMovingAverage:
   """average <- d * average + (1 - d) * params, with d = min(decay, (1 + step) / (10 + step)).
 
-  Source: TensorFlow's tf.train.ExponentialMovingAverage with num_updates, whose early averages are short.
+  Source: TensorFlow's tf.train.ExponentialMovingAverage with num_updates, which shortens early averages.
   """
 
   def __init__(self, config: OptimizerConfig):
@@ -53,7 +53,7 @@ AVERAGES: LazyTable[type[Averaging]] = LazyTable({"ema": "t2t.training.weight_av
 
 @dataclasses.dataclass(frozen=True)
 class Average:
-  """The state collection of `config.optimizer.average`: path -> float32, sharded as the parameters are."""
+  """State collection of `config.optimizer.average`: path -> float32, sharded as the parameters."""
 
   averaging: Averaging
   is_evaluated: bool
@@ -65,12 +65,14 @@ class Average:
     settings = config.optimizer
     if settings.average not in AVERAGES:
       near = did_you_mean(settings.average, AVERAGES)
-      raise UserError(f"config.optimizer.average={settings.average!r}: known are {', '.join(AVERAGES)}{near}")
+      raise UserError(
+        f"config.optimizer.average={settings.average!r}: unknown. Give one of {', '.join(AVERAGES)}{near}"
+      )
     schema.check_ranges("optimizer", settings, only=("average_decay",))
     return cls(AVERAGES[settings.average](settings), config.eval.average)
 
   def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
-    return {path: jnp.copy(x) for path, x in params.items()}, params  # the step reuses the parameters' memory
+    return {path: jnp.copy(x) for path, x in params.items()}, params  # a copy, because the step donates the parameters
 
   def forward(self, value: Flat, params: Flat) -> Flat:
     return params

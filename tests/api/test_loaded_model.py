@@ -135,7 +135,7 @@ def test_beams_are_no_positions(decoder):
 
 
 def test_a_storage_that_is_not_read_is_named():
-  with pytest.raises(UserError, match="checkpoint is s3://bucket/run: s3:// is not read; copy it"):
+  with pytest.raises(UserError, match="checkpoint is s3://bucket/run: s3:// is not supported. Copy it"):
     t2t.load("s3://bucket/run")
 
 

@@ -140,12 +140,12 @@ def test_a_saved_vocabulary_is_of_its_own_folder(name, tmp_path):
   folder = epath.Path(tmp_path / "vocabulary")
   folder.mkdir()
   (folder / "vocabulary.json").write_text(json.dumps({"file": name, "extra_ids": 0}))
-  with pytest.raises(UserError, match="must be a file of the same folder"):
+  with pytest.raises(UserError, match="Give a file of the same folder"):
     vocabularies.load(str(folder))
-  with pytest.raises(UserError, match="must be a file of the same folder"):
+  with pytest.raises(UserError, match="Give a file of the same folder"):
     vocabularies.saved_extra_ids(folder)
   (folder / "vocabulary.json").write_text('{"file": "spiece')
-  with pytest.raises(UserError, match="not what t2t writes beside a vocabulary"):
+  with pytest.raises(UserError, match="not a vocabulary record of t2t"):
     vocabularies.load(str(folder))
 
 

@@ -113,7 +113,7 @@ def test_a_lease_that_is_not_renewed_is_taken_over(gcs, monkeypatch):
     lease.Lease(PATH, on_lost=lambda why: (told.append(why), lost.set()))
   with lease.held(PATH, on_lost=never):
     stopped.set()
-    assert lost.wait(60) and "another run has taken it over" in told[0]
+    assert lost.wait(60) and "another run has taken the lease over" in told[0]
     assert f'"pid": {os.getpid()}'.encode() in gcs.read("run/.lock")
 
 

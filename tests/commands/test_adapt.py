@@ -310,14 +310,17 @@ def test_a_run_has_one_adapter():
   [
     (
       ["--config.lora.also_train=mlp_norm", "--config.optimizer.param_groups=norm: frozen"],
-      "config.lora.also_train: 'mlp_norm': is to be trained, and all of it is frozen because of"
+      "config.lora.also_train: 'mlp_norm': must be trained, but all its parameters are frozen because of"
       " config.optimizer.param_groups: 'norm: frozen'",
     ),
     (
       ["--config.lora.also_train=mlp_norm", "--config.train.freeze=norm"],
       "config.lora.also_train: 'mlp_norm': .* because of config.train.freeze: 'norm'",
     ),
-    (["--config.lora.rank=2", "--config.train.freeze=lora"], "config.lora: is to be trained, and all of it is frozen"),
+    (
+      ["--config.lora.rank=2", "--config.train.freeze=lora"],
+      "config.lora: must be trained, but all its parameters are frozen",
+    ),
   ],
 )
 def test_rules_that_contradict_are_refused(arguments, message):

@@ -350,7 +350,7 @@ def test_a_file_is_no_workdir(capsys, tmp_path):
   """Told before anything is read."""
   (tmp_path / "README.md").write_text("text")
   assert t2t_main.main(["train", "--config", "tiny", f"--workdir={tmp_path / 'README.md'}"]) == 2
-  assert "README.md: is a file; give a folder" in capsys.readouterr().err
+  assert "README.md: is a file. Give a folder" in capsys.readouterr().err
 
 
 COMMANDS = [

@@ -42,7 +42,7 @@ def test_a_device_that_is_held_is_not_waited_for(monkeypatch):
   monkeypatch.setattr(environment, "_DEVICES", "import time; time.sleep(60)")
   monkeypatch.setattr(environment, "_SECONDS", 0.1)
   (found,) = environment._devices()
-  assert found.state == environment.WRONG and "another process may hold them" in found.remedy
+  assert found.state == environment.WRONG and "another process holds them" in found.remedy
 
 
 def test_an_accelerator_that_jax_does_not_use_is_named(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_an_accelerator_that_jax_does_not_use_is_named(tmp_path, monkeypatch):
   assert not list(environment._left_aside({"gpu"}, root=tmp_path))
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   (found,) = environment._left_aside({"cpu"}, root=tmp_path)
-  assert found.remedy == "unset JAX_PLATFORMS, which is cpu"
+  assert found.remedy == "unset JAX_PLATFORMS=cpu"
 
 
 def test_no_credential_is_told(tmp_path, monkeypatch):

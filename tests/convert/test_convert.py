@@ -224,7 +224,7 @@ def test_sentinels_of_t5(more_rows, extra_ids, pieces):
     (["--vocabulary={letters}", "--extra_ids=13"], "or --extra_ids 12 or less"),
     (["--vocabulary={folder}/gone.model"], "--vocabulary {folder}/gone.model: no such file"),
     (["--vocabulary={folder}/odd.model"], "odd.model is not what its name says"),
-    (["--vocabulary={folder}/vocab.json"], "merges.txt must lie beside it"),
+    (["--vocabulary={folder}/vocab.json"], "merges.txt is missing beside it"),
     (["--vocabulary={folder}/sentinels.txt", "--extra_ids=2"], "has sentinels among its own ids already"),
     (["--vocabulary={folder}/t5x"], "no vocabulary there; give "),
     (["--extra_ids=3"], "--extra_ids 3: only with --vocabulary"),

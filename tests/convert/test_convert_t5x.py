@@ -377,7 +377,7 @@ def test_chunks_that_are_gone_or_cut_off(tmp_path):
   (array / ".zarray").write_text("{}")
   fails(folder, str(array), "cannot be read as a zarr array of decoder/layers_1/mlp/wo/kernel")
   (array / ".zarray").unlink()
-  fails(folder, str(array), "is not there")
+  fails(folder, str(array), "does not exist")
 
 
 def test_what_is_no_checkpoint_of_t5x(tmp_path):

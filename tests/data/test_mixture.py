@@ -426,7 +426,7 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
   assert len(epochs) == 30 and epochs == sorted(epochs) and epochs[-1] >= 1.0
   assert all(math.isfinite(row["train/loss"]) for row in found if "train/loss" in row)
   out = capsys.readouterr()
-  assert "times (config.data.repeat_warning_epochs=1); give it more text" in out.out + out.err
+  assert "(config.data.repeat_warning_epochs=1). Add text to it" in out.out + out.err
   assert command.main(["tasks", "show", "--config=t5_1_1_small", "--config.data.vocabulary=bytes", *typed]) == 0
   assert "a, b" in (said := capsys.readouterr().out) and "a 0.25, b 0.75" in said
   assert task_resolution.tasks_of(pipeline.load_task(data))[0].name == "a"

@@ -124,7 +124,7 @@ def test_what_a_run_is_not_measured_by_is_refused_before_any_step(module, tmp_pa
     "--config.data.vocabulary=bytes",
   )
   assert command.main(["train", "--config=tiny", f"--workdir={tmp_path}", *options(module), *own]) == 2
-  assert "measured by loss, odd_label/accuracy, odd_label/score; did you mean odd_label/accuracy?" in (
+  assert "Give one of loss, odd_label/accuracy, odd_label/score; did you mean odd_label/accuracy?" in (
     err := capsys.readouterr().err
   ), err
   assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "metrics.jsonl").exists()

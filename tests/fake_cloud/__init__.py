@@ -12,7 +12,7 @@ NOT_FOUND = (1, "", "ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_
 
 
 class Cloud:
-  """Programs that note what they are called with, and answer what a test says."""
+  """Programs that record their calls, and answer as a test sets."""
 
   def __init__(self, folder: pathlib.Path, monkeypatch, *programs: str):
     self._folder = folder / "cloud"
@@ -30,7 +30,7 @@ class Cloud:
     monkeypatch.chdir(folder)
 
   def on(self, pattern: str, *answers) -> None:
-    """What is answered where `pattern` is in the command line: output, or (exit code, output, errors), in turn."""
+    """Sets the answers to command lines with `pattern`: output, or (exit code, output, errors), in turn."""
     listed = [[0, answer, ""] if isinstance(answer, str) else list(answer) for answer in answers]
     self._rules.insert(0, [pattern, listed])
     for count in self._folder.glob("count_*"):
@@ -38,17 +38,17 @@ class Cloud:
     (self._folder / "rules.json").write_text(json.dumps(self._rules))
 
   def launch(self, line: str) -> int:
-    """Runs `t2t launch` with the words of `line`; its exit code."""
+    """Runs `t2t launch` with the words of `line`; returns its exit code."""
     return t2t_main.main(["launch", *shlex.split(line)])
 
   @property
   def calls(self) -> list[str]:
-    """The command lines so far."""
+    """Returns the command lines so far."""
     return [shlex.join(words) for words, _ in self._noted()]
 
   @property
   def given(self) -> list[str]:
-    """What was written to programs that read it."""
+    """Returns the input of programs that read it."""
     return [given for _, given in self._noted() if given is not None]
 
   def _noted(self):
@@ -60,7 +60,7 @@ class Cloud:
     (self._folder / "calls.jsonl").unlink(missing_ok=True)
 
   def live(self, *nodes: str, hosts: int, python: str) -> pathlib.Path:
-    """Workers that run what is sent to them, with `python` for the one that uv would install; their homes."""
+    """Makes workers run their scripts, with `python` in place of uv's; returns their homes."""
     tools = self._folder / "worker_bin"
     tools.mkdir()
     scripts = {

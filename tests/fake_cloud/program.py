@@ -1,7 +1,7 @@
-"""Stands in for gcloud, kubectl, sbatch and others: notes its command line, and answers as a test has written down.
+"""Stand-in for gcloud, kubectl, sbatch and others: records its command line, and answers by a test's rules.
 
-What it answers is in rules.json: the first rule whose pattern is found in the command line has the next of its
-answers, or its last again.  `live`: a command for workers is run on this machine, with a home folder for each.
+Answers are in rules.json: the first rule with a pattern in the command line gives its next answer, or its last again.
+`live`: a command for workers runs on this machine, with a home folder for each worker.
 """
 
 import json
@@ -15,7 +15,7 @@ FOLDER = os.environ["FAKE_CLOUD"]
 
 
 def answer(words):
-  """Exit code, output and errors that the rules have for this command line."""
+  """Returns exit code, output and errors of the rules for this command line."""
   line = " ".join(words)
   with open(os.path.join(FOLDER, "rules.json")) as file:
     rules = json.load(file)
@@ -31,7 +31,7 @@ def answer(words):
 
 
 def on_workers(words):
-  """Runs what is sent to workers, or copies files to them; the highest exit code."""
+  """Runs scripts for workers, or copies files to them; returns the highest exit code."""
   asked = next(word.partition("=")[2] for word in words if word.startswith("--worker="))
   node = next(word.split(":")[0] for word in words[5:] if not word.startswith("-") and (":" in word or "ssh" in words))
   homes = sorted(name for name in os.listdir(os.path.join(FOLDER, "homes")) if name.startswith(f"{node}-w-"))
@@ -53,7 +53,6 @@ def on_workers(words):
 
 
 def main():
-  """Notes, answers."""
   words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
   given = sys.stdin.read() if "-" in words or "--filename=-" in words else None
   with open(os.path.join(FOLDER, "calls.jsonl"), "a") as file:

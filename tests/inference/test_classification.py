@@ -169,7 +169,10 @@ def test_a_prompt_is_for_one_text_in_a_row(run, tmp_path, capsys):
   fixed = ["train", "--config=finetune_superglue", started, "--config.train.loss=heads", "--config.prompt.length=5"]
   assert command.main([*fixed, f"--workdir={tmp_path / 'refused'}", *options("asked")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "a row has several texts (a task with candidates, each a text); config.prefix is seen by each" in said
+  assert (
+    "rows have several texts here (a task with candidates, each a text). Use config.prefix, which applies to each"
+    in said
+  )
   checkpoint = tuned(tmp_path, "encoder_only", "asked_pair", "--config.prompt.length=5")
   code, rows, _ = run(checkpoint, LINES["pair"])
   assert code == 0 and all(row["prediction"] in ("no", "yes") for row in rows)

@@ -1,4 +1,4 @@
-"""What all launchers share: what is refused before anything is paid for, TPU types, hosts, and docs/launch.md."""
+"""Common parts of all launchers: checks before anything costs money, TPU types, hosts, and docs/launch.md."""
 
 import json
 import os
@@ -28,18 +28,18 @@ def cloud(tmp_path, monkeypatch):
   [
     ("v5p-32", "v5p-30", "did you mean v5p-32?"),
     ("v5p-32", "v7-32", "tpu7x-     2 8 16"),
-    ("v5p-32", "tpu7x-8", "by GKE alone"),
+    ("v5p-32", "tpu7x-8", "only on GKE"),
     (" --type v5p-32", "", "--type is missing"),
-    ("v5p-32", "v3-32 --slices 2", "v4 and later"),
+    ("v5p-32", "v3-32 --slices 2", "v4 or later"),
     ("tpu-vm --name base --type v5p-32 --zone us-central1-a", "gke --name b --type v3-32 --image x", "v4 and later"),
     ("tpu-vm --name base --type v5p-32 --zone us-central1-a", "gke --name b --type v5p-32", "--image is missing"),
     (
       "tpu-vm --name base --type v5p-32 --zone us-central1-a",
       "gke --name b --type v4-8 --image x --slices 2",
-      "slices of several machines",
+      "several slices only of several machines each",
     ),
-    ("gs://bucket/base", "runs/base", "give a path in a bucket"),
-    ("gs://bucket/base", "gs://bucket", "give a path in a bucket"),
+    ("gs://bucket/base", "runs/base", "Give a path in a bucket"),
+    ("gs://bucket/base", "gs://bucket", "Give a path in a bucket"),
     ("--workdir gs://bucket/base", "", "--workdir is missing"),
     ("tiny", "tinny", "nearest: tiny"),
     ("gs://bucket/base", "gs://bucket/base --config.train.step=3", "nearest: train.steps"),
@@ -70,16 +70,16 @@ def cloud(tmp_path, monkeypatch):
     ),
     ("-- train", "-- train --gin_file own.gin", "t2t convert --gin_file"),
     ("-- train", "-- trian", "did you mean train?"),
-    ("-- train", "-- launch", "no t2t command"),
+    ("-- train", "-- launch", "not a t2t command"),
     ("--name base", "--name Base_1", "small letters"),
-    ("-- train", "status -- train", "give one of them"),
+    ("-- train", "status -- train", "give one of the two"),
     ("--type", "--slices 0 --type", "at least 1"),
     ("--type", "--wheel own.txt --type", "not a wheel of t2t"),
     ("tpu-vm", "tpu", "did you mean tpu-vm?"),
   ],
 )
 def test_refused_before_anything_is_paid_for(cloud, tmp_path, capfd, old, new, words):
-  """A mistake costs a message that names it, and no machine."""
+  """A mistake costs an error message, but no machine."""
   (tmp_path / "own.txt").write_text("text")
   assert old in LAUNCH
   assert cloud.launch(LAUNCH.replace(old, new, 1)) == 2
@@ -88,7 +88,7 @@ def test_refused_before_anything_is_paid_for(cloud, tmp_path, capfd, old, new, w
 
 
 def test_own_files_come_along(cloud, tmp_path, capsys):
-  """A config and task modules of one's own are copied, and the hosts' command names the copies."""
+  """A local config and task modules are copied, and the hosts' command names the copies."""
   (tmp_path / "my").mkdir()
   (tmp_path / "my" / "own.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
   (tmp_path / "my" / "tasks.py").write_text("")
@@ -122,7 +122,7 @@ def jobs(cloud):
   ],
 )
 def test_a_job_is_looked_after_by_its_name(jobs, name, call):
-  """Wherever it runs, without the command that launched it."""
+  """On any platform, without the command that launched it."""
   jobs.on("queued-resources describe", json.dumps(NODE))
   jobs.on("get jobset pods", json.dumps(JOBSET))
   jobs.on("squeue .*--name", "41|RUNNING|node1|t2t:x\n")
@@ -131,13 +131,13 @@ def test_a_job_is_looked_after_by_its_name(jobs, name, call):
 
 
 def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
-  """Is told, with what to write; nothing is deleted."""
+  """The error shows what to write; nothing is deleted."""
   assert jobs.launch("delete nobody") == 2
   assert "no job nobody on Cloud TPU, GKE, SLURM" in capfd.readouterr().err
   jobs.on("squeue --me --noheader --format=%j", "base|41|RUNNING|node1\n")
   assert jobs.launch("delete --name base") == 2
   told = capfd.readouterr().err
-  assert "there are 2 of this name" in told and "t2t launch slurm --name base logs" in told
+  assert "2 jobs have this name" in told and "t2t launch slurm --name base logs" in told
   assert not [call for call in jobs.calls if "delete base" in call or "scancel" in call]
 
 
@@ -152,20 +152,24 @@ def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
     (
       "gcloud .*list",
       "ERROR: The required property [compute/zone] is not currently set.",
-      "give --zone with the one that",
+      "give --zone with the zone of your TPUs",
     ),
-    ("kubectl", "E1125 01:02 memcache.go:265] x\nThe connection to the server x was refused", "it reaches no cluster"),
-    ("kubectl", 'error: the server doesn\'t have a resource type "jobsets"', "the cluster knows no JobSets"),
+    (
+      "kubectl",
+      "E1125 01:02 memcache.go:265] x\nThe connection to the server x was refused",
+      "no connection to a cluster",
+    ),
+    ("kubectl", 'error: the server doesn\'t have a resource type "jobsets"', "the cluster does not support JobSets"),
     ("squeue", "slurm_load_jobs error: Unable to contact slurm controller", "the controller of SLURM does not answer"),
     ("squeue", "line\nsomething else", "exit code 1, something else"),
   ],
 )
 def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error, words):
-  """And by the exit code; what the others have is shown."""
+  """With the exit code; jobs of the other platforms are shown."""
   jobs.on(program, (1, "", error))
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
-  assert f"{program.split()[0]} cannot list what there is: " in told.err and words in told.err
+  assert f"{program.split()[0]} cannot list jobs: " in told.err and words in told.err
   assert told.out.count("; t2t launch ") == 2
   assert "memcache" not in told.err and "slurm_load_jobs" not in told.err
 
@@ -183,16 +187,16 @@ def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error,
   ],
 )
 def test_an_answer_that_is_not_understood_is_shown(jobs, capfd, program, answer):
-  """With who gave it; what the others have is shown."""
+  """With the program; jobs of the other platforms are shown."""
   jobs.on(program, answer)
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
-  assert f"{program.split()[0]} answers what t2t does not understand" in told.err
+  assert f"{program.split()[0]}: unexpected output" in told.err
   assert told.out.count("; t2t launch ") == 2 and told.out.count("not known") == 1
 
 
 def test_what_is_not_said_yet_is_not_there_yet(jobs, capfd):
-  """Machines of a request that were given none, and conditions of a JobSet that has none."""
+  """A request without machines, and a JobSet without conditions."""
   jobs.on("queued-resources list", json.dumps([NODE | {"tpu": {"nodeSpec": []}}]))
   jobs.on("get jobsets", json.dumps({"items": [JOBSET | {"status": None}]}))
   assert jobs.launch("status") == 0
@@ -205,45 +209,47 @@ def test_what_is_not_said_yet_is_not_there_yet(jobs, capfd):
 
 @pytest.mark.parametrize(("name", "described"), [("base", "queued-resources describe"), ("pods", "get jobset pods")])
 def test_a_job_that_is_described_oddly_is_refused(jobs, capfd, name, described):
-  """Whichever program describes it."""
+  """From any program."""
   jobs.on(described, "WARNING: something\n{}")
   assert jobs.launch(f"status {name}") == 2
-  assert "answers what t2t does not understand" in capfd.readouterr().err
+  assert ": unexpected output" in capfd.readouterr().err
 
 
 def test_a_program_that_never_answers_is_told(jobs, capfd, monkeypatch):
-  """And what the others have is shown."""
+  """Jobs of the other platforms are shown."""
   ask = shell.Shell.ask
 
   def hanging(self, command, *, timeout=3600.0, **options):
     if command[0] == "squeue":
-      return shell.Answer(shell.TIMED_OUT, "", f"no end after {timeout:.0f} s")
+      return shell.Answer(shell.TIMED_OUT, "", f"timeout after {timeout:.0f} s")
     return ask(self, command, timeout=timeout, **options)
 
   monkeypatch.setattr(shell.Shell, "ask", hanging)
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
-  assert "squeue cannot list what there is: it does not answer: no end after 60 s" in told.err
+  assert "squeue cannot list jobs: no answer: timeout after 60 s" in told.err
   assert "base" in told.out and "pods" in told.out
 
 
 def test_what_could_not_be_asked_is_told_before_a_job_is_ended(jobs, capfd):
-  """It may have one of the same name."""
+  """It may have a job of the same name."""
   jobs.on("queued-resources describe", json.dumps(NODE))
   jobs.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
   jobs.launch("delete base")
   told = capfd.readouterr().err
-  assert told.index("squeue cannot list") < told.index("goes on with base") < told.index("Deleting")
+  assert told.index("squeue cannot list") < told.index("continuing with base") < told.index("Deleting")
 
 
 @pytest.mark.parametrize("line", ["gke --name base status", "slurm --name base status", "status base"])
 def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line):
-  """And by the exit code; what the program wrote is no part of it."""
+  """With the exit code, and without the program's output."""
   cloud.on("kubectl", (1, "", "E1125 memcache.go:265] x\nThe connection to the server x was refused"))
   cloud.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
   assert cloud.launch(line) == 2
   told = capfd.readouterr().err
-  assert "it reaches no cluster; run `gcloud container" in told or "the controller of SLURM does not answer" in told
+  assert (
+    "no connection to a cluster; run `gcloud container" in told or "the controller of SLURM does not answer" in told
+  )
   assert "memcache" not in told and "slurm_load_jobs" not in told
 
 
@@ -251,7 +257,7 @@ def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line
   "words", ["train --config tiny --workdir gs://bucket/base", "--config tiny --workdir gs://b/x"]
 )
 def test_a_command_without_dashes_before_it(cloud, capfd, words):
-  """What is to be written is told, to be pasted."""
+  """The error has the line to paste."""
   assert cloud.launch(f"{LAUNCH.partition(' -- ')[0]} {words}") == 2
   told = capfd.readouterr().err
   assert f"--zone us-central1-a -- train {words.removeprefix('train ')}" in " ".join(told.split())
@@ -262,12 +268,12 @@ def test_a_command_without_dashes_before_it(cloud, capfd, words):
   [
     (LAUNCH.replace("--type", "--dry_run --create_flag=--a_b --type", 1), "--a_b"),
     ("status --dry_run", "gcloud compute tpus"),
-    ("status --dry_run", "Cloud TPU: not asked, in a dry run"),
+    ("status --dry_run", "Cloud TPU: not listed in a dry run"),
     ("", "t2t launch status|logs|stop|delete [NAME]"),
   ],
 )
 def test_options_are_written_as_those_of_other_commands_too(cloud, capfd, line, words):
-  """With underscores; what they are given stays as it is."""
+  """With underscores; values do not change."""
   assert cloud.launch(line) == 0
   assert words in capfd.readouterr().out and not cloud.calls
 
@@ -290,14 +296,14 @@ def test_options_are_written_as_those_of_other_commands_too(cloud, capfd, line, 
   ],
 )
 def test_tpu_types(name, topology, chips, hosts, gke_hosts):
-  """Chips, machines and topologies as Google's tables have them."""
+  """Chips, machines and topologies of Google's tables."""
   found = tpu_types.tpu_type(name)
   assert (found.topology, found.chips, found.hosts, found.gke_hosts) == (topology, chips, hosts, gke_hosts)
 
 
 @pytest.mark.parametrize("name", [*tpu_types.TYPES, "v5e-16"])
 def test_a_slice_has_the_same_names_everywhere(name):
-  """What `plan` takes `launch` takes, and the other way round."""
+  """`plan` and `launch` accept the same names."""
   sides = tpu_types.topology(name)
   found = tpu_types.tpu_type(name)
   assert tpu_types.tpu_type(sides) == found and sides.endswith(f":{found.topology}")
@@ -305,7 +311,7 @@ def test_a_slice_has_the_same_names_everywhere(name):
 
 
 def test_a_slice_that_there_is_not_is_named_with_its_option():
-  """By either name."""
+  """With either name."""
   with pytest.raises(UserError, match="--topology v5e-17: unknown TPU type"):
     tpu_types.topology("v5e-17")
   with pytest.raises(UserError, match="--type v5e:3x3: unknown TPU type"):
@@ -313,20 +319,20 @@ def test_a_slice_that_there_is_not_is_named_with_its_option():
 
 
 def test_shown_commands_can_be_pasted():
-  """Whatever the words are, and however long: a shell reads back what was shown."""
+  """For any words and lengths: a shell parses the output back to the same words."""
   words = ["echo", "a b", "it's", "$HOME", "line\nline", "", *(f"--flag-{i}={'x' * i}" for i in range(40))]
   done = subprocess.run(["bash", "-c", shell.shown(["printf", "%s\\0", *words])], capture_output=True, text=True)
   assert done.stdout.split("\0")[:-1] == words
 
 
 def test_a_program_that_does_not_end():
-  """It is ended with what it has started, and its exit code says so."""
+  """It is killed with its children, and the exit code shows the timeout."""
   answer = shell.Shell().ask(["bash", "-c", "sleep 1000 & wait"], timeout=0.2)
-  assert answer.code == 124 and "no end" in answer.reason()
+  assert answer.code == 124 and "timeout" in answer.reason()
 
 
 def test_host_that_may_not_write(tmp_path):
-  """The machines have an account of their own: whether it may write is tried before training."""
+  """The machines have their own account: its write access is tested before training."""
   host.check_workdir(str(tmp_path / "run"))
   assert not list((tmp_path / "run").iterdir())
   (tmp_path / "file").write_text("")
@@ -335,20 +341,20 @@ def test_host_that_may_not_write(tmp_path):
 
 
 def readme_lines():
-  """Every `t2t launch` of the page, its continuation lines joined."""
+  """Returns every `t2t launch` line of the page, with continuation lines joined."""
   text = PAGE.read_text().replace("\\\n", " ")
   return [line.strip() for line in text.splitlines() if line.strip().startswith("t2t launch ")]
 
 
 def test_readme_has_commands():
-  """A test over no lines passes always."""
+  """A test over no lines would always pass."""
   assert len(readme_lines()) > 10
   assert {line.split()[2] for line in readme_lines()} == {"status", "logs", "stop", "delete", "tpu-vm", "gke", "slurm"}
 
 
 @pytest.mark.parametrize("line", readme_lines())
 def test_commands_of_the_readme(cloud, tmp_path, monkeypatch, line):
-  """Each is accepted, under --dry-run and with nothing installed."""
+  """Each is accepted with --dry-run and without installed programs."""
   monkeypatch.setenv("PATH", "")
   (tmp_path / "my_config.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
   for setting in ("PROJECT=my-project", "REGION=us-central1", "ZONE=us-central1-a", "BUCKET=my-bucket"):

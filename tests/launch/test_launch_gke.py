@@ -1,4 +1,4 @@
-"""`t2t launch gke`: the JobSet that it applies, and what it does when pods wait, fail or cannot start."""
+"""`t2t launch gke`: its JobSet, and its reaction to pods that wait, fail or cannot start."""
 
 import json
 
@@ -36,7 +36,7 @@ def pods(phase, *, waiting=None, unschedulable=None):
     "jobset.sigs.k8s.io/job-index": "0",
     "batch.kubernetes.io/job-completion-index": str(index),
   }
-  # The cluster lists them in no order of ours.
+  # The cluster lists them in arbitrary order.
   return json.dumps(
     {
       "items": [
@@ -48,7 +48,7 @@ def pods(phase, *, waiting=None, unschedulable=None):
 
 
 def test_every_command_in_order(cloud, capfd):
-  """The very lines that kubectl and gcloud are called with."""
+  """The exact command lines of kubectl and gcloud."""
   assert cloud.launch(LAUNCH) == 0, capfd.readouterr().err
   assert cloud.calls == [
     f"{KUBECTL} get crd jobsets.jobset.x-k8s.io --output=name",
@@ -65,7 +65,7 @@ def test_every_command_in_order(cloud, capfd):
 
 
 def test_manifest(cloud, capfd, tmp_path):
-  """A Job for each slice, a pod for each of its machines with all of its chips; a .py config comes along."""
+  """A Job for each slice, and a pod with all chips for each of its machines; a .py config is copied."""
   (tmp_path / "own.py").write_text("from t2t.configs import tiny\n\n\ndef get_config():\n  return tiny.get_config()\n")
   line = LAUNCH.replace("tiny", "own.py").replace("--poll", "--slices 2 --spot --service-account trainer --poll")
   assert cloud.launch(line) == 0, capfd.readouterr().err
@@ -90,7 +90,7 @@ def test_manifest(cloud, capfd, tmp_path):
 
 @pytest.mark.slow
 def test_second_run_attaches(cloud, capfd):
-  """A JobSet with the same command is followed, not applied again; one with another is left alone."""
+  """A JobSet with the same command is followed, not applied again; one with another command is left alone."""
   assert cloud.launch(LAUNCH) == 0
   job = yaml.safe_load(cloud.given[-1])["metadata"]["annotations"]["t2t/fingerprint"]
   cloud.on("get jobset base", jobset(job=job), jobset(job=job), jobset("Completed", job=job))
@@ -105,14 +105,14 @@ def test_second_run_attaches(cloud, capfd):
 
 @pytest.mark.slow
 def test_restarted_by_the_cluster(cloud, capfd):
-  """A pod is taken away, the cluster starts all again, and the new leader's log follows."""
+  """After a preempted pod the cluster restarts all, and the new leader's log is followed."""
   cloud.on("get jobset base", NOT_FOUND, jobset(), jobset(), jobset(), jobset("Completed"))
   assert cloud.launch(LAUNCH) == 0
   assert len([call for call in cloud.calls if "logs" in call]) == 2
 
 
 def test_failed(cloud, capfd):
-  """The cluster's reason is told, and with --delete the JobSet goes."""
+  """The cluster's reason is printed, and --delete deletes the JobSet."""
   cloud.on("get jobset base", NOT_FOUND, jobset(), jobset("Failed"))
   assert cloud.launch(LAUNCH.replace("--poll", "--delete --poll")) == 2
   assert "JobSet base has failed: Failed!" in capfd.readouterr().err
@@ -120,7 +120,7 @@ def test_failed(cloud, capfd):
 
 
 def test_no_nodes(cloud, capfd):
-  """Pods that no node takes: the scheduler's reason, and the command that makes such nodes."""
+  """Pods without a node: the scheduler's reason, and the command that creates such nodes."""
   cloud.on("get pods", pods("Pending", unschedulable="0/3 nodes are available"), pods("Running"))
   cloud.on("get jobset base", NOT_FOUND, jobset(), jobset(), jobset("Completed"))
   assert cloud.launch(LAUNCH) == 0
@@ -130,7 +130,7 @@ def test_no_nodes(cloud, capfd):
 
 
 def test_image_that_cannot_be_pulled(cloud, capfd):
-  """Waiting does not mend it: ends with the image's name."""
+  """Waiting does not help: it ends with the image's name."""
   cloud.on("get pods", pods("Pending", waiting="ImagePullBackOff"))
   assert cloud.launch(LAUNCH) == 2
   err = capfd.readouterr().err
@@ -145,7 +145,7 @@ def test_image_that_cannot_be_pulled(cloud, capfd):
   ],
 )
 def test_cluster_that_is_not_ready(cloud, capfd, error, advice):
-  """No cluster, or one without JobSets: what to do, before anything is created."""
+  """No cluster, or one without JobSets: a remedy, before anything is created."""
   cloud.on("get crd", (1, "", error))
   assert cloud.launch(LAUNCH) == 2
   assert advice in capfd.readouterr().err
@@ -153,7 +153,7 @@ def test_cluster_that_is_not_ready(cloud, capfd, error, advice):
 
 
 def test_looking_after(cloud, capfd):
-  """status, logs and delete need no more than the name."""
+  """status, logs and delete need only the name."""
   cloud.on("get jobset base", jobset())
   assert cloud.launch("gke --name base status") == 0
   assert "base-slice-0-3-x: Running" in capfd.readouterr().out

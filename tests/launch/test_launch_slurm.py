@@ -1,4 +1,4 @@
-"""`t2t launch slurm`: the batch script, run by a real shell, and what happens in the queue."""
+"""`t2t launch slurm`: the batch script, run by a real shell, and jobs in the queue."""
 
 import subprocess
 import sys
@@ -20,14 +20,14 @@ def cloud(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ended(tmp_path):
-  """What job 41 leaves behind."""
+  """Writes the files that job 41 leaves behind."""
   (tmp_path / "slurm").mkdir()
   (tmp_path / "slurm" / "base-41.log").write_text("step 1: loss 9.0\n")
   (tmp_path / "slurm" / "base-41.exit").write_text("0\n")
 
 
 def test_every_command_in_order(cloud, ended, capfd):
-  """The very lines that SLURM's programs are called with, and the log."""
+  """The exact command lines of SLURM's programs, and the log."""
   assert cloud.launch(LAUNCH.format("")) == 0, capfd.readouterr().err
   assert cloud.calls == [SQUEUE, "sbatch --parsable slurm/base.sh", SQUEUE, SQUEUE, SQUEUE]
   out, err = capfd.readouterr()
@@ -35,7 +35,7 @@ def test_every_command_in_order(cloud, ended, capfd):
 
 
 def test_options_of_the_script(cloud, ended, tmp_path):
-  """What the user asks for, and what JAX needs: a task for each GPU, each of which sees all GPUs of its node."""
+  """The user's options, and JAX's requirement: a task for each GPU, each of which sees all GPUs of its node."""
   line = LAUNCH.format(
     "--time 24:00:00 --partition gpu --account me --setup 'module load cuda' --sbatch-flag=--exclusive"
   )
@@ -68,7 +68,7 @@ def run_script(tmp_path, programs, **environment):
 
 
 def test_script_tells_its_exit_code(cloud, ended, tmp_path):
-  """That of srun, to SLURM and in the file that the launcher reads; of a process that is lost it is queued again."""
+  """Srun's exit code, to SLURM and in the file for the launcher; after a lost process the job is queued again."""
   cloud.launch(LAUNCH.format("--python python"))
   done = run_script(tmp_path, {"srun": 'echo "$@"; exit 3'})
   assert done.returncode == 3 and (tmp_path / "slurm" / "base-7.exit").read_text() == "3\n"
@@ -80,7 +80,7 @@ def test_script_tells_its_exit_code(cloud, ended, tmp_path):
   assert not (tmp_path / "slurm" / "base-7.exit").exists()
 
 
-# The time is up as soon as it starts; told to end, it saves, and its exit code says so.
+# The time limit is reached at the start; on SIGTERM it saves, which its exit code shows.
 SRUN = f"""exec {sys.executable} -IS -c '
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -102,7 +102,7 @@ def test_script_is_queued_again_when_its_time_is_up(cloud, ended, tmp_path, rest
 
 
 def test_second_run_attaches(cloud, ended, capfd, tmp_path):
-  """A job with the same command is followed, not submitted again; one with another is left alone."""
+  """A job with the same command is followed, not submitted again; one with another command is left alone."""
   assert cloud.launch(LAUNCH.format("")) == 0
   comment = (tmp_path / "slurm" / "base.sh").read_text().split("--comment=")[1].split()[0]
   cloud.on("squeue", f"41|RUNNING|node1|{comment}\n", "")
@@ -118,12 +118,12 @@ def test_second_run_attaches(cloud, ended, capfd, tmp_path):
   ("error", "advice"),
   [
     ("sbatch: error: invalid partition specified: gpu", "--partition"),
-    ("sbatch: error: AssocGrpGRES: Job violates accounting/QOS policy", "fewer nodes"),
-    ("sbatch: error: Requested node configuration is not available", "asked for 4 GPUs each"),
+    ("sbatch: error: AssocGrpGRES: Job violates accounting/QOS policy", "fewer --nodes"),
+    ("sbatch: error: Requested node configuration is not available", "--gpus-per-node is 4"),
   ],
 )
 def test_refused(cloud, capfd, error, advice):
-  """SLURM's own words and what to do."""
+  """SLURM's own message and a remedy."""
   cloud.on("sbatch", (1, "", error))
   assert cloud.launch(LAUNCH.format("")) == 2
   err = capfd.readouterr().err
@@ -132,7 +132,7 @@ def test_refused(cloud, capfd, error, advice):
 
 @pytest.mark.parametrize(("code", "words"), [("1\n", "failed with exit code 1"), (None, "without an exit code")])
 def test_failed(cloud, ended, tmp_path, capfd, code, words):
-  """A job that fails, and one that never came to tell: cancelled, or a node was lost."""
+  """A job that fails, and one without an exit code: cancelled, or a node was lost."""
   path = tmp_path / "slurm" / "base-41.exit"
   path.write_text(code) if code else path.unlink()
   assert cloud.launch(LAUNCH.format("")) == 2
@@ -140,14 +140,14 @@ def test_failed(cloud, ended, tmp_path, capfd, code, words):
 
 
 def test_slurm_is_not_installed(cloud, monkeypatch, capfd):
-  """Says where to run it."""
+  """With the place to run it."""
   monkeypatch.setenv("PATH", "")
   assert cloud.launch(LAUNCH.format("")) == 2
   assert "login node" in capfd.readouterr().err
 
 
 def test_looking_after(cloud, capfd):
-  """status, stop and delete by the name alone; after the end, where the log is."""
+  """status, stop and delete by the name alone; after the end, the path of the log."""
   cloud.on("squeue", "41|RUNNING|node1|t2t:x\n")
   assert cloud.launch("slurm --name base status") == 0
   assert "job 41, RUNNING, node1" in capfd.readouterr().out
@@ -163,11 +163,11 @@ def test_looking_after(cloud, capfd):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    (("runs/base", "/tmp/base"), "each node has a folder of its own"),
+    (("runs/base", "/tmp/base"), "each node has its own folder there"),
     (("--nodes 2", "--nodes 2 --time tomorrow"), "--time tomorrow"),
   ],
 )
 def test_bad_input(cloud, capfd, change, words):
-  """Refused before anything is submitted."""
+  """Rejected before anything is submitted."""
   assert cloud.launch(LAUNCH.format("").replace(*change)) == 2
   assert words in capfd.readouterr().err and not cloud.calls

@@ -1,4 +1,4 @@
-"""`t2t launch tpu-vm`: what it sends to gcloud, and what it does when machines are refused, lost or taken away."""
+"""`t2t launch tpu-vm`: its gcloud commands, and its reaction to refused, lost or preempted machines."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def cloud(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hang_up():
-  """Says what becomes of SIGHUP, whatever runs the tests."""
+  """Sets the handling of SIGHUP, independent of the test runner's."""
   before = signal.getsignal(signal.SIGHUP)
   yield lambda handler: signal.signal(signal.SIGHUP, handler)
   signal.signal(signal.SIGHUP, before)
@@ -53,12 +53,12 @@ def fingerprint(tmp_path):
 
 
 def short(calls):
-  """Calls without the scripts that workers are sent, which a test of their own runs."""
+  """Returns calls without the scripts for workers, which have their own test."""
   return [call.split(" '--command=")[0] for call in calls]
 
 
 def test_every_command_in_order(cloud, capfd):
-  """From the login to the exit code: the very lines that gcloud is called with."""
+  """From the login to the exit code: the exact command lines of gcloud."""
   assert cloud.launch(LAUNCH) == 0, capfd.readouterr().err
   ssh = f"{VM} ssh base {PLACE} --quiet"
   lock = next(word for word in shlex.split(" ".join(cloud.calls)) if word.endswith("requirements.lock"))
@@ -69,7 +69,7 @@ def test_every_command_in_order(cloud, capfd):
     f"{QUEUED} describe base {PLACE} --format=json",
     f"{QUEUED} create base {PLACE} --node-id=base --accelerator-type=v5p-32 --runtime-version=v2-alpha-tpuv5",
     f"{QUEUED} describe base {PLACE} --format=json",
-    f"{ssh} --worker=all",  # what they do
+    f"{ssh} --worker=all",  # state
     f"{ssh} --worker=all",  # a folder
     f"{VM} scp t2t_jax-0.1.0-py3-none-any.whl dist/run.sh {lock} base:t2t/ {PLACE} --quiet --worker=all",
     f"{ssh} --worker=all",  # install
@@ -99,7 +99,7 @@ def test_dry_run_prints_what_a_run_would_do(cloud, capsys, tmp_path):
 
 
 def test_dry_run_needs_nothing_installed(cloud, monkeypatch, capsys):
-  """Without gcloud, and in 80 columns but for what cannot be broken."""
+  """Without gcloud, and in 80 columns except for long words."""
   monkeypatch.setenv("PATH", "")
   assert cloud.launch(LAUNCH.replace("--poll 0", "--dry-run")) == 0
   assert all(len(line) <= 80 or line.count(" ") < 3 for line in capsys.readouterr().out.splitlines())
@@ -112,7 +112,7 @@ exit $(cat ~/fails 2>/dev/null || echo 0)
 
 
 def test_workers_run_the_job(cloud, capfd, tmp_path):
-  """The scripts that workers are sent, run by a real shell: the log comes, and each exit code is found."""
+  """The scripts for workers, run by a real shell: the log is shown, and each exit code is found."""
   homes = cloud.live("base", hosts=4, python=PYTHON)
   assert cloud.launch(LAUNCH) == 0
   assert "base-w-0 runs -m t2t.launch.host train --config tiny --workdir gs://bucket/base" in capfd.readouterr().out
@@ -124,7 +124,7 @@ def test_workers_run_the_job(cloud, capfd, tmp_path):
 
 @pytest.mark.exhaustive
 def test_stopped_workers_are_started_again(cloud, capfd):
-  """Told to end by whoever takes their machine they have saved, which is not the end; a person's word is."""
+  """After SIGTERM, a preemption, they have saved and are restarted; after SIGINT, from a user, they are not."""
   cloud.on("hostname", states("idle"), states("exited 143"), states("exited 143"), states("exited 0"))
   assert cloud.launch(LAUNCH) == 0
   assert len([call for call in cloud.calls if "setsid" in call]) == 2
@@ -137,7 +137,7 @@ def test_stopped_workers_are_started_again(cloud, capfd):
 
 
 def test_failed_worker_is_named(cloud, capfd):
-  """The exit code of each worker is looked at, not only that of the one whose log is shown."""
+  """The exit codes of all workers count, not only of the one with the shown log."""
   homes = cloud.live("base", hosts=4, python=PYTHON)
   (homes / "base-w-2" / "fails").write_text("3")
   assert cloud.launch(LAUNCH) == 2
@@ -146,7 +146,7 @@ def test_failed_worker_is_named(cloud, capfd):
 
 
 def test_slices(cloud, capfd):
-  """Several slices are one request, and each of its nodes is installed and started."""
+  """Several slices are one request; t2t is installed and started on each of its nodes."""
   node = {"node": {"acceleratorType": "v5p-32"}, "multisliceParams": {"nodeCount": 2}}
   active = json.dumps({"state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": [node]}})
   cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, active)
@@ -159,7 +159,7 @@ def test_slices(cloud, capfd):
 
 
 def test_second_run_attaches(cloud, capfd, tmp_path):
-  """Where the same command runs already, nothing is created, installed or started."""
+  """If the same command runs already, nothing is created, installed or started."""
   assert cloud.launch(LAUNCH) == 0
   job = fingerprint(tmp_path)
   cloud.on("queued-resources describe", described("ACTIVE"))
@@ -171,7 +171,7 @@ def test_second_run_attaches(cloud, capfd, tmp_path):
 
 
 def test_another_command_is_not_disturbed(cloud, capfd):
-  """Machines that run something else are left alone."""
+  """Machines that run another command are left alone."""
   cloud.on("queued-resources describe", described("ACTIVE"))
   cloud.on("hostname", states("running", job="0123456789ab"))
   assert cloud.launch(LAUNCH) == 2
@@ -180,14 +180,14 @@ def test_another_command_is_not_disturbed(cloud, capfd):
 
 
 def test_lost_connection_goes_on(cloud, capfd, tmp_path):
-  """When the log breaks off while the job runs, it is taken up again."""
+  """If the log breaks off while the job runs, it is followed again."""
   cloud.on("hostname", states("idle"), states("running"), states("exited 0"))
   assert cloud.launch(LAUNCH) == 0
   assert len([call for call in cloud.calls if "tail" in call]) == 2
 
 
 def test_preempted_and_resumed(cloud, capfd):
-  """Taken away while it runs: deleted, asked for again, started again with the same command."""
+  """After a preemption: deleted, requested again, started again with the same command."""
   cloud.on(
     "queued-resources describe",
     fake_cloud.NOT_FOUND,
@@ -207,15 +207,15 @@ def test_preempted_and_resumed(cloud, capfd):
 
 
 def test_preempted_too_often(cloud, capfd):
-  """After --restarts it ends, and nothing is left that costs."""
+  """After --restarts it ends, and nothing that costs is left."""
   cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("SUSPENDED"))
   assert cloud.launch(LAUNCH.replace("v5p-32", "v5p-32 --restarts 0")) == 2
-  assert "gs://bucket/base: the same command again goes on from there" in capfd.readouterr().err
+  assert "gs://bucket/base; the same command again resumes from it" in capfd.readouterr().err
   assert "delete" in cloud.calls[-1]
 
 
 def test_quota_refused(cloud, capfd):
-  """The cloud's own words, and where to ask for more."""
+  """The cloud's own message, and where to request more."""
   refusal = "ERROR: Quota limit 'TPUV5PPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone us-central1-a."
   cloud.on("queued-resources create", (1, "", refusal))
   assert cloud.launch(LAUNCH) == 2
@@ -225,7 +225,7 @@ def test_quota_refused(cloud, capfd):
 
 
 def test_request_that_fails(cloud, capfd):
-  """A request may be accepted and fail later; its reason is told."""
+  """A request may be accepted and fail later; its reason is printed."""
   reason = {"failedData": {"error": {"code": 8, "message": "no more capacity in the zone"}}}
   cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("FAILED", **reason))
   assert cloud.launch(LAUNCH) == 2
@@ -235,7 +235,7 @@ def test_request_that_fails(cloud, capfd):
 
 @pytest.mark.exhaustive
 def test_unreachable_worker_is_named(cloud, capfd):
-  """Which of the workers does not answer, and what to do."""
+  """With the number of the worker, and a remedy."""
   refused = (255, "", "ssh: connect to host 10.0.0.3 port 22: Connection refused")
   cloud.on("mkdir", refused)
   cloud.on("--worker=2", refused)
@@ -246,7 +246,7 @@ def test_unreachable_worker_is_named(cloud, capfd):
 
 
 def test_failed_install_is_told(cloud, capfd):
-  """Workers that answer, but cannot do what they are told."""
+  """Workers that answer, but fail to run the command."""
   cloud.on("uv venv", (1, "", "No space left on device"))
   assert cloud.launch(LAUNCH) == 2
   err = capfd.readouterr().err
@@ -254,7 +254,7 @@ def test_failed_install_is_told(cloud, capfd):
 
 
 def test_no_credentials(cloud, capfd):
-  """Nobody is logged in: nothing else is tried."""
+  """Without a login nothing else is tried."""
   cloud.on("auth list", "")
   assert cloud.launch(LAUNCH) == 2
   assert "gcloud auth login" in capfd.readouterr().err
@@ -269,7 +269,7 @@ def test_no_credentials(cloud, capfd):
   ],
 )
 def test_bucket_that_cannot_be_written(cloud, capfd, error, advice):
-  """Found out before anything is created, with what to grant or to make."""
+  """Before anything is created, with the role to grant or the bucket to create."""
   cloud.on("storage cp", (1, "", error))
   assert cloud.launch(LAUNCH) == 2
   assert advice in capfd.readouterr().err
@@ -277,7 +277,7 @@ def test_bucket_that_cannot_be_written(cloud, capfd, error, advice):
 
 
 def test_what_is_read_is_looked_for_in_the_bucket(cloud, capfd):
-  """Before machines are asked for; a dry run prints how it is looked for, and copied."""
+  """Before machines are requested; a dry run prints the check and the copy command."""
   names = "--config.data.files=gs://bucket/text/*.txt --config.data.vocabulary=gs://bucket/spiece.model"
   assert cloud.launch(f"{LAUNCH.replace(' -- ', ' --dry-run -- ')} {names}") == 0
   printed = capfd.readouterr().out
@@ -291,7 +291,7 @@ def test_what_is_read_is_looked_for_in_the_bucket(cloud, capfd):
 
 
 def test_gcloud_is_not_installed(cloud, monkeypatch, capfd):
-  """Says how to install it."""
+  """With how to install it."""
   monkeypatch.setenv("PATH", "")
   assert cloud.launch(LAUNCH) == 2
   assert "gcloud is not installed" in capfd.readouterr().err
@@ -308,7 +308,7 @@ def test_deleted_when_it_has_ended(cloud, capfd):
 @pytest.mark.parametrize("at", ["uv venv", "queued-resources create", "tail"])
 @pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, hang_up, at, number):
-  """--delete where the cloud refuses, or a signal ends this command, whatever it waits for."""
+  """--delete after a refusal of the cloud, or a signal at any time."""
   ask = shell.Shell.ask
   hang_up(signal.SIG_DFL)
 
@@ -327,7 +327,7 @@ def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, hang_up, at, number
 
 
 def test_nohup_stays_deaf_to_a_closed_connection(cloud, monkeypatch, hang_up):
-  """SIGHUP that is ignored when the command starts, which goes on to its end."""
+  """SIGHUP that is ignored when the command starts stays ignored, and the command runs to its end."""
   monkeypatch.setattr(shell.Shell, "stream", lambda self, command: os.kill(os.getpid(), signal.SIGHUP) or 0)
   cloud.on("hostname", states("idle"), states("exited 0"))
   hang_up(signal.SIG_IGN)
@@ -335,7 +335,7 @@ def test_nohup_stays_deaf_to_a_closed_connection(cloud, monkeypatch, hang_up):
 
 
 def test_what_is_not_deleted_is_told(cloud, capfd):
-  """With a line to paste, whatever the names are; another's machines are left alone."""
+  """With a line to paste, for any names; machines of another launch are left alone."""
   cloud.on("queued-resources delete", (1, "", "ERROR: unavailable"))
   cloud.on("uv venv", (1, "", "No space left on device"))
   zoned = LAUNCH.replace("us-central1-a", "'us central; 1'").replace("--poll", "--delete --poll")
@@ -351,7 +351,7 @@ def test_what_is_not_deleted_is_told(cloud, capfd):
 
 
 def test_all_are_listed(cloud, capfd):
-  """By `status` without a name, each with the line that looks after it."""
+  """By `status` without a name, each with the line that shows its log."""
   node = {"nodeSpec": [{"node": {"acceleratorType": "v5p-32"}}]}
   found = {"name": "projects/p/locations/z-1/queuedResources/base", "tpu": node, "state": {"state": "ACTIVE"}}
   cloud.on("queued-resources list", json.dumps([found]))
@@ -361,11 +361,11 @@ def test_all_are_listed(cloud, capfd):
   assert capfd.readouterr().out == f"{line}Cloud TPU:\n{line}"
   assert cloud.launch("delete") == 2
   told = capfd.readouterr()
-  assert told.out == f"Cloud TPU:\n{line}" and "of which? Give its name: t2t launch delete NAME" in told.err
+  assert told.out == f"Cloud TPU:\n{line}" and "delete: no name. Give `t2t launch delete NAME`" in told.err
 
 
 def test_looking_after(cloud, capfd):
-  """status, logs, stop and delete need no more than the name and the zone."""
+  """status, logs, stop and delete need only the name and the zone."""
   cloud.on("queued-resources describe", described("ACTIVE"))
   cloud.on("hostname", states("running"))
   assert cloud.launch(f"tpu-vm {WHERE} status") == 0
@@ -380,6 +380,6 @@ def test_looking_after(cloud, capfd):
 
 
 def test_nothing_of_this_name(cloud, capfd):
-  """A name that is not there, as after a typo."""
+  """A name that does not exist, as after a typing error."""
   assert cloud.launch(f"tpu-vm {WHERE} status") == 2
   assert "no queued resource base" in capfd.readouterr().err

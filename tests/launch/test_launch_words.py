@@ -1,4 +1,4 @@
-"""Whatever a word of a command holds, it comes out on the hosts as it went in, and runs nothing there."""
+"""Any words of a command arrive unchanged on the hosts, and are not executed there."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ import yaml
 from t2t.launch import gke, job, slurm, tpu_vm
 from t2t.planning import tpu_types
 
-# All that the system passes on: any text without NUL, and more often than not what a shell would take for its own.
+# Any text without NUL, often with characters that are special in a shell.
 WORDS = st.lists(
   st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
   | st.text("'\"$(){}`\\\n\r\t ;&|<>*#!~-=", max_size=12),
@@ -32,7 +32,7 @@ def recorded(folder: pathlib.Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> pathlib.Path:
-  """A host's home, with programs that note their arguments."""
+  """A host's home, with programs that record their arguments."""
   home = tmp_path_factory.mktemp("home")
   for path in (home / "t2t" / "venv" / "bin" / "python", home / "tools" / "srun"):
     path.parent.mkdir(parents=True)
@@ -48,7 +48,7 @@ def run(script: str, home: pathlib.Path) -> None:
 
 
 def as_kubernetes_does(word: str) -> str:
-  """What a container is given (kubernetes/third_party/forked/golang/expansion): no variable is known."""
+  """Expands arguments as Kubernetes does (kubernetes/third_party/forked/golang/expansion), without variables."""
   return re.sub(r"\$\$", "$", word) if "$(" not in word.replace("$$", "") else "expanded"
 
 
@@ -57,7 +57,7 @@ def as_kubernetes_does(word: str) -> str:
 @hypothesis.example(list(HOSTILE))
 @hypothesis.settings(max_examples=30)
 def test_words_come_out_as_they_went_in(home, words):
-  """Of a TPU VM's script, SLURM's, and the pods of GKE."""
+  """In the scripts of TPU VMs and SLURM, and in the pods of GKE."""
   given = job.Job(("train", *words))
   run(tpu_vm._script(given, token="0"), home)
   expected = ["-m", "t2t.launch.host", "train", *words]
@@ -73,7 +73,7 @@ def test_words_come_out_as_they_went_in(home, words):
 
 @hypothesis.given(st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]) | st.just(" "), min_size=1))
 def test_options_of_sbatch_are_one_line_and_one_word(value):
-  """Quoted as a shell would have it, which is how sbatch reads them."""
+  """Quoted as for a shell, which is how sbatch parses them."""
   request = slurm.Request("base", partition=value, flags=(f"--constraint={value}",))
   lines = slurm.script(request, job.Job(("train",))).splitlines()
   read = [shlex.split(line.removeprefix("#SBATCH ")) for line in lines if line.startswith("#SBATCH ")]
@@ -96,7 +96,7 @@ def test_options_of_sbatch_are_one_line_and_one_word(value):
   ],
 )
 def test_names_that_would_add_lines_are_refused(tmp_path, monkeypatch, capfd, line):
-  """In one line, and before anything is run."""
+  """In one line, before anything is run."""
   cloud = fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud", "kubectl", "squeue", "sbatch")
   for name in ("own\n.py", "a:b.py"):
     (tmp_path / name).write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
@@ -107,7 +107,7 @@ def test_names_that_would_add_lines_are_refused(tmp_path, monkeypatch, capfd, li
 
 @pytest.mark.slow
 def test_no_secret_leaves_the_environment(tmp_path, monkeypatch, capfd):
-  """Neither on command lines nor in what is written or printed."""
+  """Secrets are neither on command lines nor in written or printed text."""
   monkeypatch.setenv("HF_TOKEN", "hf_secret")
   monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "ya29.secret")
   cloud = fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud", "kubectl", "squeue", "sbatch")
@@ -135,7 +135,7 @@ def test_no_secret_leaves_the_environment(tmp_path, monkeypatch, capfd):
   ],
 )
 def test_hosts_have_the_place_of_tensorflow_datasets(tmp_path, monkeypatch, capfd, kind, words):
-  """If it is in a bucket; a folder of this machine is none of theirs."""
+  """If it is in a bucket; a local folder does not exist on the hosts."""
   cloud = fake_cloud.Cloud(tmp_path, monkeypatch)
   line = f"{kind} --name base --dry_run -- train --config tiny --workdir gs://bucket/base"
   monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/my $(tfds)")

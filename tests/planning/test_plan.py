@@ -187,8 +187,8 @@ def test_collectives_of_a_plan_are_over_the_axes_of_its_mesh(small):
   [
     (("--config.mesh.fsdp=3",), r"config.mesh.*8"),
     (("--config.mesh.fsdp=1", "--config.mesh.tensor=8"), r"config.mesh.tensor=8.*num_heads=4.*\[1, 2, 4\]"),
-    (("--config.train.batch_size=12",), r"config.train.batch_size=12.*8 or 16 would"),
-    (("--config.train.microbatches=3",), "config.train.batch_size=16.*24 would"),
+    (("--config.train.batch_size=12",), r"config.train.batch_size=12.*give 8 or 16"),
+    (("--config.train.microbatches=3",), "config.train.batch_size=16.*give 24"),
   ],
 )
 def test_sizes_that_do_not_divide_are_refused(overrides, message):
@@ -209,15 +209,15 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
       16,
       "TPU v5 lite",
       {"data": 4, "fsdp": 4, "tensor": 1},
-      "fsdp 4, no more, .* 128 wide; the rest",
+      "fsdp 4, the largest with shards .* 128 wide; the rest",
     ),
-    ("t5_1_1_xxl", 1_024, "TPU v5", {"data": 32, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
-    ("t5_1_1_xxl", 8, "TPU v5", {"data": 1, "fsdp": 8, "tensor": 1}, "fsdp 8, all there are$"),
+    ("t5_1_1_xxl", 1_024, "TPU v5", {"data": 32, "fsdp": 32, "tensor": 1}, "fsdp 32, the largest"),
+    ("t5_1_1_xxl", 8, "TPU v5", {"data": 1, "fsdp": 8, "tensor": 1}, "fsdp 8, all devices$"),
     # Wide enough shards would have 11.3 GB of the state, more than half of a v5e's memory.
-    ("t5_xxl", 256, "TPU v5 lite", {"data": 16, "fsdp": 16, "tensor": 1}, "fsdp 16, so many, for the 90.* GB of param"),
-    ("ul2_20b", 64, "TPU v5 lite", {"data": 2, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
+    ("t5_xxl", 256, "TPU v5 lite", {"data": 16, "fsdp": 16, "tensor": 1}, "fsdp 16, to fit 90.* GB of param"),
+    ("ul2_20b", 64, "TPU v5 lite", {"data": 2, "fsdp": 32, "tensor": 1}, "fsdp 32, the largest"),
     ("llama2_13b", 256, "TPU v5 lite", {"data": 8, "fsdp": 32, "tensor": 1}, "fsdp 32"),
-    ("tiny", 8, "", {"data": 8, "fsdp": 1, "tensor": 1}, "fsdp 1, no more"),
+    ("tiny", 8, "", {"data": 8, "fsdp": 1, "tensor": 1}, "fsdp 1, the largest"),
     ("tiny", 1, "", {"data": 1, "fsdp": 1, "tensor": 1}, "^$"),
   ],
 )

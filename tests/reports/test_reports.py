@@ -23,7 +23,7 @@ NASTY = '<script>alert(1)</script>&"$x^2$'
 
 
 def made(folder, rows, *, steps=100, **changes):
-  """A workdir with these rows of metrics, and the config tiny with some keys of `optimizer` changed."""
+  """Writes a workdir with these rows of metrics, and config tiny with some changed keys of `optimizer`."""
   folder.mkdir(parents=True)
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   config = records(load_config("tiny")).with_(train={"steps": steps}, optimizer=changes).to_dict()
@@ -32,7 +32,7 @@ def made(folder, rows, *, steps=100, **changes):
 
 
 def falling(steps, *, every=1, sources=(), tokens=100.0):
-  """Rows of a run whose loss falls, and of its evaluations."""
+  """Returns rows of a run with a falling loss, and of its evaluations."""
   rows = []
   for step in range(every, steps + 1, every):
     loss = 2.0 + math.exp(-step / steps)
@@ -42,7 +42,7 @@ def falling(steps, *, every=1, sources=(), tokens=100.0):
 
 
 class Elements(html.parser.HTMLParser):
-  """Tags with their attributes, and the text of the page, as a browser finds them."""
+  """Collects tags with attributes, and the text of a page."""
 
   def __init__(self, text):
     super().__init__()
@@ -57,7 +57,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def check(text):
-  """What holds of every page: one file, no script, nothing from elsewhere, pictures in words, headings in order."""
+  """Checks every page: one file, no script, no external resources, descriptions of pictures, ordered headings."""
   found = Elements(text)
   assert len(text.encode()) < page.MOST_BYTES
   assert not re.search(r"https?://|//\w|@import|url\((?!#)", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
@@ -81,7 +81,7 @@ def check(text):
   points=strategies.integers(2, 60),
 )
 def test_a_thinned_curve_has_its_ends_and_extremes(values, points):
-  """In order, and about as many points as were asked for."""
+  """In order, and about as many points as requested."""
   steps, thin = curves.thinned(range(len(values)), values, points=points)
   assert len(thin) <= max(points, 2) + 2
   assert (thin[0], thin[-1], min(thin), max(thin)) == (values[0], values[-1], min(values), max(values))
@@ -91,7 +91,7 @@ def test_a_thinned_curve_has_its_ends_and_extremes(values, points):
 
 @pytest.mark.slow
 def test_a_page_stands_by_itself(tmp_path):
-  """Names that are HTML are text there."""
+  """Names with HTML are escaped."""
   rows = falling(40, sources=(NASTY, "de"))
   rows.append({"step": 40, f"eval/{NASTY}/f1": 71.5, f"train/epoch/{NASTY}": 3.0})
   folder = made(tmp_path / '<b>"run', rows, learning_rate=0.125)
@@ -106,21 +106,21 @@ def sample(given, made):
 
 
 def test_samples_show_how_the_answer_to_the_same_input_changed(tmp_path):
-  """Of the last input those before it, in the order of the steps; of very many the first, the last and some between."""
+  """Earlier predictions on the last input, in order of the steps; of many the first, the last and some between."""
   folder = made(tmp_path / "run", falling(20))
   lines = [{"step": 0, "samples": [sample("another", "lost")]}]
   lines += [{"step": step, "samples": [sample(NASTY, f"made at {step}.")]} for step in range(1, 101)]
   (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 101}\n{"st')
   found = check(single.html(runs.read(str(folder)))).text
   shown = [int(step) for step in re.findall(r"made at (\d+)\.", found)]
-  assert shown[:3] == [100, 1, 6] and shown[-1] == 100 and len(shown) == 21  # the last stands above its table
+  assert shown[:3] == [100, 1, 6] and shown[-1] == 100 and len(shown) == 21  # the last is above its table
   assert NASTY in found and "lost" not in found
   (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [sample("a", "x" * 400_000)] * 5}) + "\n")
   check(single.html(runs.read(str(folder))))
 
 
 def test_what_the_model_was_given_is_shown_piece_by_piece(tmp_path):
-  """What counts is underlined, special pieces have a colour; lines that are damaged are passed over."""
+  """Counted tokens are underlined, special tokens have a colour; damaged lines are skipped."""
   folder = made(tmp_path / "run", falling(20))
   pieces = [["the", "", False], ["<X>", "sentinel", True], [NASTY, "unheard of", False]]
   row = {"stage": "", "step": 0, "rows": [{"encoder_input_tokens": {"pieces": pieces, "more": 4, "padding": 1_000}}]}
@@ -130,7 +130,7 @@ def test_what_the_model_was_given_is_shown_piece_by_piece(tmp_path):
   text = single.html(runs.read(str(folder)))
   found = check(text).text
   assert text.count("<b class=k0>&lt;X&gt;</b>") == 2 and "<span>the</span>" in text
-  assert "read by the encoder: 7 tokens; 4 more; 1,000 positions are padding" in found
+  assert "input of the encoder: 7 tokens; 4 more; 1,000 positions are padding" in found
   assert f"Stage {NASTY}, from step 11" in found
 
 
@@ -143,7 +143,7 @@ def test_memory_is_told_and_drawn(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_page_of_many_sources_is_small(tmp_path):
-  """Long curves of very many sources are thinned until it is."""
+  """Long curves of many sources are thinned until it is."""
   names = [f"language{number}" for number in range(100)]
   rows = [
     {"step": step, "train/loss": math.sin(step)}
@@ -161,7 +161,7 @@ def test_a_page_of_many_sources_is_small(tmp_path):
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
-  """Lines that are torn are counted; what is there is shown."""
+  """Torn lines are counted; the rest is shown."""
   folder = made(tmp_path / "torn", falling(20))
   with (folder / "metrics.jsonl").open("a") as file:
     file.write('{"step": 20, "train/huge": 1' + "0" * 400 + '}\n{"step": 21, "train/lo\n7\n')
@@ -172,20 +172,20 @@ def test_what_cannot_be_read_is_told(tmp_path):
   (folder / "metrics.jsonl").unlink()
   (folder / "config.json").write_text("[")
   found = check(single.html(runs.read(str(folder)))).text
-  assert "Nothing has been measured yet" in found and "no config.json that can be read" in found
+  assert "No metrics yet" in found and "config.json is missing or cannot be read" in found
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
-  """What is there is told, and what would be right."""
+  """With its content, and a remedy."""
   run = made(tmp_path / "all" / "one", falling(5))
   (run / "checkpoints" / "5").mkdir(parents=True)
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "notes.txt").touch()
   for path, expected in {
-    tmp_path / "all": "there are runs in it: one",
+    tmp_path / "all": "is not a run, but contains runs: one",
     run / "checkpoints": f"the run is {run}",
     tmp_path / "other": "but notes.txt",
-    tmp_path / "nowhere": "is empty, or not there",
+    tmp_path / "nowhere": "is empty or does not exist",
   }.items():
     assert command.main(["report", str(path)]) == 2
     assert expected in capsys.readouterr().err
@@ -208,7 +208,7 @@ def test_a_command_line_is_kept_without_secrets(typed, shown):
 
 
 def test_a_run_notes_its_starts_and_ends(tmp_path, capsys):
-  """In order; and where that cannot be written it is told, and nothing fails."""
+  """In order; an error of writing is only logged."""
   workdir = epath.Path(tmp_path)
   history.started(workdir, 0, flops_per_step=1e9)
   history.ended(workdir, 3, history.STOPPED)
@@ -222,7 +222,7 @@ def test_a_run_notes_its_starts_and_ends(tmp_path, capsys):
 
 
 def test_every_run_leaves_its_report():
-  """With its command, its examples and its settings; a unigram model of few targets is one of the others."""
+  """With its command, examples and settings; with few targets the unigram baseline is shown, too."""
   workdir = trained.workdir("encoder_decoder")
   run = runs.read(str(workdir))
   assert [(note["event"], note["step"]) for note in run.history] == [("start", 0), ("end", 2)]
@@ -234,7 +234,7 @@ def test_every_run_leaves_its_report():
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
-  """It is one line, on standard error."""
+  """It logs one line on standard error."""
   made(tmp_path / "run", falling(5))
   monkeypatch.setattr(single, "html", lambda run: 1 / 0)
   written.at_end(epath.Path(tmp_path / "run"), ends=True)
@@ -243,7 +243,7 @@ def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_stopped_run_has_a_report(tmp_path, capsys):
-  """The line that names it is as those of the summary."""
+  """Its line has the format of the summary."""
   folder = made(tmp_path / "run", falling(5))
   written.at_end(epath.Path(folder), ends=False)
   assert capsys.readouterr().out == f"report         {folder / 'report.html'}\n"
@@ -252,7 +252,7 @@ def test_a_stopped_run_has_a_report(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_runs_are_compared(tmp_path, capsys):
-  """By name, what differs between their configs, and the last of each metric."""
+  """By name, with config differences and the last value of each metric."""
   one = made(tmp_path / "a" / "run", falling(40, sources=("de",)), learning_rate=0.25)
   other = made(tmp_path / "b" / "run", falling(80, every=10), learning_rate=0.5)
   for over in comparison.AXES:
@@ -264,7 +264,7 @@ def test_runs_are_compared(tmp_path, capsys):
   assert "config.optimizer.learning_rate" in found and "0.25" in found and "eval/loss/de" in found
   capsys.readouterr()
   for arguments, expected in {
-    (one, other, "--over", "flops"): "give --over steps",
+    (one, other, "--over", "flops"): "Give --over steps",
     (one, one): "is given twice",
     (one, "--over", "time"): "leave it out",
     (one, "--output", tmp_path): "is a folder",
@@ -274,7 +274,7 @@ def test_runs_are_compared(tmp_path, capsys):
 
 
 def test_runs_with_nothing_in_common_are_shown(tmp_path):
-  """And that they have nothing in common is said."""
+  """With a remark that they have no metric in common."""
   one = made(tmp_path / "a", [{"step": 1, "train/loss": 3.0}])
   other = made(tmp_path / "b", [{"step": 1, "eval/task/f1": 60.0}])
   found = check(comparison.html([runs.read(str(one)), runs.read(str(other))], over="steps")).text
@@ -282,7 +282,7 @@ def test_runs_with_nothing_in_common_are_shown(tmp_path):
 
 
 def test_an_axis_of_tokens_is_a_sum(tmp_path):
-  """A row stands for the steps before it, too; what lies between two is on a line."""
+  """A row also counts for the steps before it; values between rows are interpolated."""
   run = runs.read(str(made(tmp_path / "run", falling(40, every=10, tokens=7.0))))
   known = comparison.axis(run, "tokens")
   assert known == {10: 70.0, 20: 140.0, 30: 210.0, 40: 280.0}
@@ -290,7 +290,7 @@ def test_an_axis_of_tokens_is_a_sum(tmp_path):
 
 
 def test_runs_are_listed(tmp_path, capsys):
-  """The newest first, in 80 columns; one that holds its workdir runs."""
+  """The newest first, in 80 columns; a run with a locked workdir is running."""
   finished = made(tmp_path / "finished", falling(100))
   made(tmp_path / "deep" / "running", falling(30))
   os.utime(finished / "metrics.jsonl", (1e9, 1e9))
@@ -310,7 +310,7 @@ def test_runs_are_listed(tmp_path, capsys):
 
 
 def test_runs_of_long_names_are_listed_with_their_state(tmp_path, capsys):
-  """Whatever else has to be narrower."""
+  """Other columns become narrower."""
   made(tmp_path / "finetune_a_model_with_a_long_name_and_another_learning_rate", falling(100))
   config = tmp_path / "short" / "config.json"
   made(config.parent, falling(30))
@@ -322,7 +322,7 @@ def test_runs_of_long_names_are_listed_with_their_state(tmp_path, capsys):
 
 
 def test_a_score_that_is_another_metric_is_left_out(tmp_path):
-  """It is the mean of all that a task is measured by."""
+  """The score is the mean of all metrics of a task."""
   values = {"eval/one/accuracy": {5: 50.0}, "eval/one/score": {5: 50.0}}
   values |= {f"eval/two/{name}": {5: value} for name, value in (("f1", 40.0), ("accuracy", 60.0), ("score", 50.0))}
   run = dataclasses.replace(runs.read(str(made(tmp_path / "run", falling(10)))), metrics=values)

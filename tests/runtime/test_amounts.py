@@ -44,7 +44,7 @@ def test_a_compact_count_is_short(number):
   ],
 )
 def test_bytes_have_a_unit(number, text):
-  """Of thousands."""
+  """Decimal prefixes."""
   assert amounts.nbytes(number) == text
 
 
@@ -52,7 +52,7 @@ def test_bytes_have_a_unit(number, text):
 @example(999_999.0, 3)
 @example(999.96, 4)
 def test_digits_never_round_up_to_a_power(number, digits):
-  """999,999 bytes are 1 MB, and not 1e+03 kB; and what is said is what is, to as many digits as are asked for."""
+  """999,999 bytes are 1 MB, not 1e+03 kB; the value is exact to the requested digits."""
   text = amounts.with_prefix(number, digits=digits)
   said, _, prefix = text.partition(" ")
   assert "e" not in said and len(said.replace(".", "")) <= max(digits, 4)

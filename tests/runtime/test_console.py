@@ -1,4 +1,4 @@
-"""Nothing ends because nobody reads what is told."""
+"""A command does not end because its messages cannot be written."""
 
 import errno
 import fcntl
@@ -25,7 +25,7 @@ sys.exit(7)
 
 
 def test_the_reader_is_gone():
-  """As where an ssh connection is cut: what was being done goes on to its end."""
+  """For example after an ssh connection is cut: the work continues."""
   process = subprocess.Popen(
     [sys.executable, "-S", "-c", _TELLS],
     cwd=folders.ROOT,
@@ -40,7 +40,7 @@ def test_the_reader_is_gone():
 
 
 def test_no_room_for_it(capsys):
-  """A log on a full disk: what comes when there is room again is told."""
+  """A log on a full disk: messages are written when there is space again."""
   with console.unheeded():
     raise OSError(errno.ENOSPC, "No space left on device")
   console.tell("there is room")
@@ -60,7 +60,7 @@ def told(stderr: int) -> None:
 
 
 def test_an_error_has_the_width_of_the_terminal():
-  """What is to be pasted stays in a piece."""
+  """Commands to paste are not wrapped."""
   terminal, own = os.openpty()
   fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
   told(own)
@@ -74,7 +74,7 @@ def test_an_error_has_the_width_of_the_terminal():
 
 
 def test_an_error_in_a_log_is_as_it_is(tmp_path):
-  """A pipe, or a file, is read by programs, which look for lines."""
+  """Programs read pipes and files by lines, so errors are not wrapped."""
   with open(tmp_path / "log", "w") as file:
     told(file.fileno())
   assert (tmp_path / "log").read_text() == ERROR + "\n"
@@ -82,5 +82,5 @@ def test_an_error_in_a_log_is_as_it_is(tmp_path):
 
 @hypothesis.given(strategies.text(alphabet="ab` -/", max_size=200), strategies.integers(1, 40))
 def test_wrapping_loses_nothing(text, width):
-  """But spaces at the ends of lines."""
+  """Except spaces at the ends of lines."""
   assert console.wrapped("x" + text, width).split() == ("x" + text).split()

@@ -26,7 +26,9 @@ print(len(jax.block_until_ready(arrays)))
 
 @pytest.mark.exhaustive
 def test_a_process_may_run_far_ahead_of_its_devices():
-  """Hundreds of programs with collectives, none of them waited for; with a thread for each device it stands still."""
+  """Hundreds of programs with collectives are dispatched without waiting; with one thread per device they would
+  deadlock.
+  """
   environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
   environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
   environment["PYTHONPATH"] = str(folders.ROOT)
@@ -46,7 +48,7 @@ def test_a_process_may_run_far_ahead_of_its_devices():
   ],
 )
 def test_two_threads_for_each_device(devices, flags, before, after, monkeypatch):
-  """However they are asked for, unless the user says how many, or there is one."""
+  """For any way to set the number of devices, unless the user sets the threads or there is one device."""
   monkeypatch.setattr(os, "cpu_count", lambda: 2)
   monkeypatch.setattr(hosts.jax, "config", type("Config", (), {"jax_num_cpu_devices": devices}))
   monkeypatch.setenv("XLA_FLAGS", flags)

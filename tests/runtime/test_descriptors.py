@@ -1,4 +1,4 @@
-"""What a machine lacks is one sentence: files that may be open, room, the right to write."""
+"""Missing resources of a machine (open files, disk space, permissions) cause an error of one sentence."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from t2t.runtime import descriptors
 
 @pytest.mark.parametrize(("limits", "given"), [((256, 4096), 4096), ((1024, -1), 65536), ((65536, 65536), None)])
 def test_a_process_takes_what_it_may(monkeypatch, limits, given):
-  """Up to what the machine's administrator lets it have."""
+  """Up to the limit of the machine's administrator."""
   found = []
   monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
   monkeypatch.setattr(resource, "setrlimit", lambda which, pair: found.append(pair))
@@ -23,15 +23,15 @@ def test_a_process_takes_what_it_may(monkeypatch, limits, given):
 
 
 def test_too_few_are_refused(monkeypatch):
-  """With what to type."""
+  """With the command to type."""
   monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-  with pytest.raises(UserError, match=r"64 files open here.*ulimit -n 4096"):
+  with pytest.raises(UserError, match=r"open 64 files here.*ulimit -n 4096"):
     descriptors.allow()
 
 
 @pytest.mark.parametrize("number", sorted(command._MACHINE))
 def test_what_a_machine_lacks_is_one_sentence(monkeypatch, capsys, number):
-  """With the file's name, without a traceback; under --debug, and of other errors, there is one."""
+  """With the file's name and without a traceback; --debug and other errors have one."""
 
   def fail(argv):
     raise OSError(number, os.strerror(number), "runs/own/x")

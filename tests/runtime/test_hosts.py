@@ -1,6 +1,6 @@
-"""A run on several processes is the run on one, whatever axis crosses them; and what is said of hosts that do not come.
+"""Runs on several processes equal runs on one, for any axis across processes; missing hosts are reported.
 
-Processes are started twice, two with two devices each and four with one; each start runs one command after another.
+Processes are started twice: two with two devices each, and four with one. Each start runs several commands in sequence.
 """
 
 import argparse
@@ -43,7 +43,7 @@ for argv in json.loads(sys.argv[1]):
   if code not in (0, 129):  # stopped as the test asked for
     sys.exit(code)
 """
-text, module = test_train.text, test_evaluate.module  # the fixtures
+text, module = test_train.text, test_evaluate.module  # fixtures
 _SHORT = (
   "--config.model.num_heads=4",
   "--config.model.head_dim=4",
@@ -63,7 +63,7 @@ def mesh(**sizes: int) -> tuple[str, ...]:
 
 _LOGGED = ("--config.eval.num_logged_samples=1", "--config.logging.histograms=1", "--config.logging.tracker=mlflow")
 _STAGES = '--config.stages={"name": "short", "fraction": 0.5, "data.inputs_length": 32},{"train.batch_size": 16}'
-# What crosses two processes with two devices each is the first axis of more than one; on four with one each it is both.
+# The first axis of size 2 or more crosses two processes with two devices; both axes cross four with one.
 TWO = {
   "data": mesh(data=2, fsdp=2),
   "fsdp": mesh(fsdp=4),
@@ -75,7 +75,7 @@ FOUR = {"fsdp_tensor": mesh(fsdp=2, tensor=2), "data_sequence": mesh(data=2, seq
 
 
 def free_port() -> int:
-  """One that is free, as the one below it is."""
+  """Returns a port that is free, as is the one below it."""
   while True:
     with socket.socket() as upper, socket.socket() as lower:
       upper.bind(("", 0))
@@ -88,11 +88,11 @@ def free_port() -> int:
 
 
 class Processes:
-  """Processes with so many devices each that run the same commands, one after another, until one fails.
+  """Processes that run the same commands in sequence, until one fails.
 
   Args:
-    runs: what stands behind `t2t`.
-    last: index -> of one process, in place of the last of `runs`.
+    runs: arguments of `t2t`.
+    last: index -> command of one process in place of the last of `runs`.
     cache: folder of compiled programs.
   """
 
@@ -123,7 +123,7 @@ class Processes:
         )
 
   def wait(self) -> tuple[list[int], list[str]]:
-    """The exit code of each, and what each wrote."""
+    """Returns the exit code and the output of each."""
     try:
       codes = [child.wait(timeout=600) for child in self.children]
     finally:
@@ -141,14 +141,13 @@ def curves(workdir: pathlib.Path) -> list[dict[int, float]]:
 
 
 def assert_same_losses(one: pathlib.Path, other: pathlib.Path, *, steps: int) -> None:
-  """At every step up to `steps`."""
   for found, expected in zip(curves(one), curves(other), strict=True):
     expected = {step: loss for step, loss in expected.items() if step <= steps}
     assert found == pytest.approx(expected, rel=1e-5) and steps in found, one
 
 
 def commands(folder: pathlib.Path, text: pathlib.Path, module: pathlib.Path) -> dict[str, list[str]]:
-  """What is run alone, and on several processes as well."""
+  """Returns the commands that run on one process and on several."""
   whole, tasks = folder.parent / "one" / "train", test_evaluate.options(module)
   finetune = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={whole}", *tasks, *_SHORT[4:]]
   return {
@@ -165,7 +164,7 @@ def commands(folder: pathlib.Path, text: pathlib.Path, module: pathlib.Path) -> 
 
 @pytest.fixture(scope="module")
 def alone(text, module, tmp_path_factory) -> pathlib.Path:
-  """A run of four steps that one process makes; see `also_alone`."""
+  """A run of four steps on one process; see `also_alone`."""
   folder = tmp_path_factory.mktemp("processes")
   (folder / "lines.txt").write_text("".join(f"{word} <extra_id_0>\n" for word in ("quick", "brown", "fox", "", "dog")))
   assert command.main(arguments(text, folder / "one" / "train", *_GOES_ON)) == 0
@@ -173,14 +172,14 @@ def alone(text, module, tmp_path_factory) -> pathlib.Path:
 
 
 def also_alone(alone: pathlib.Path, text: pathlib.Path, module: pathlib.Path, *names: str) -> None:
-  """What one process makes of that run's checkpoint, by `commands`."""
+  """Outputs of one process from that run's checkpoint, by `commands`."""
   for name in names:
     if not (alone / "one" / name).exists():
       assert command.main(commands(alone / "one", text, module)[name]) == 0
 
 
 def assert_as_alone(alone: pathlib.Path, folder: pathlib.Path) -> None:
-  """What `commands` made is what one process made."""
+  """Checks that the outputs of `commands` equal those of one process."""
   for name in ("warm", "finetune"):
     if (folder / name).exists():
       assert_same_losses(folder / name, alone / "one" / name, steps=2)
@@ -196,14 +195,14 @@ def assert_as_alone(alone: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None:
-  """What a run leaves beside its checkpoints is written once, by the first process, and is of all rows."""
+  """Checks that the first process wrote a run's other files, once and with all rows."""
   noted = [json.loads(line)["event"] for line in (workdir / "history.jsonl").read_text().splitlines()]
   assert noted == ["start", "end"]
   (_, samples), *others = metric_writers.read_samples(workdir / "samples.jsonl").items()
   assert not others and [label for label, _ in samples[0]][:2] == ["input", "prediction"]
   assert [given["step"] for given in first_batches.read(workdir)] == [0]
   page = (workdir / "report.html").read_text()
-  assert "step 2 of 2" in page and "Example 1" in page and "What the model is given" in page
+  assert "step 2 of 2" in page and "Example 1" in page and "First training rows" in page
   tracker = said[0].count("config.logging.tracker=mlflow: not installed") or said[0].count("mlflow: run ")
   assert (tracker, said[1].count("mlflow:")) == (1, 0)
   assert [each.count(f"{workdir / 'report.html'}") for each in said] == [1, 0]
@@ -218,7 +217,9 @@ def stopped(workdir: pathlib.Path, processes: Processes) -> None:
 
 
 def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
-  """Over axes that cross them; one that is told to stop stops all, saved; one that waits for its data is named."""
+  """Over axes that cross processes; a signal to one process stops all after a save; a process that waits for data is
+  named.
+  """
   folder = alone / "two"
   also_alone(alone, text, module, "finetune")
   train = lambda name, *others: arguments(text, folder / name, *others)
@@ -250,14 +251,14 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
   assert "SIGHUP: saving after this step" in said[1] and "SIGHUP came: saving after this step" in said[0]
   assert "step 2/2" in said[0] and "step 2/2" not in said[1]
   for index in range(2):
-    assert f"; process {index} on {socket.gethostname()} ends, too" in said[index]
-    assert "no step has ended for 20 s; where they stand:" in said[index]
+    assert f"; process {index} on {socket.gethostname()} exits, too" in said[index]
+    assert "no step has ended for 20 s; positions:" in said[index]
     assert f"process 1 on {socket.gethostname()} in t2t/data/" in said[index]
 
 
 @pytest.mark.exhaustive
 def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
-  """A checkpoint of Hugging Face's on a sequence axis, a run of several stages, an evaluation."""
+  """A Hugging Face checkpoint on a sequence axis, a run of several stages, an evaluation."""
   folder = alone / "rest"
   also_alone(alone, text, module, "warm", "stages", "eval")
   assert command.main(["convert", str(alone / "one" / "train"), str(alone / "hf")]) == 0
@@ -273,7 +274,7 @@ def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
 
 @pytest.mark.exhaustive
 def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
-  """On meshes of two axes that cross processes; and of one that fails the others say why."""
+  """On meshes with two axes across processes; if one process fails, the others print the reason."""
   folder = alone / "four"
   also_alone(alone, text, module, "infer")
   own = commands(folder, text, module)
@@ -301,7 +302,7 @@ def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
     assert "broken.jsonl, line 2" in said[index].splitlines()[-1]
 
 
-# Of ten records the first stream has those whose targets are odd, see
+# Of ten records the first stream has those with odd targets, see
 # `test_a_stream_whose_share_makes_nothing_reads_the_other_shares`.
 _FILTERED = """
 import seqio, tensorflow as tf
@@ -326,7 +327,7 @@ for name, pattern in (("one_half", "train .*[13579]"), ("none_held_out", "valida
 
 @pytest.mark.exhaustive
 def test_two_processes_read_tasks_whose_examples_are_left_out(tmp_path):
-  """A process whose share makes no example goes on with the other's; without held-out examples both say the same."""
+  """A process without examples in its share reads the other's; without held-out examples both print the same error."""
   (tmp_path / "filtered.py").write_text(_FILTERED)
   train = lambda mixture: [
     *("train", *test_train.T5, *_SHORT, *TWO["data"], "--config.data.num_streams=2"),
@@ -340,7 +341,7 @@ def test_two_processes_read_tasks_whose_examples_are_left_out(tmp_path):
     assert "no held-out example: none_held_out makes no example from 10 records" in each.splitlines()[-1]
 
 
-# ---- Who does not come -----------------------------------------------------------------------------------------------
+# ---- Missing processes -----------------------------------------------------------------------------------------------
 
 
 def options(**values) -> argparse.Namespace:
@@ -361,7 +362,7 @@ def called(place: rendezvous.ProcessSpec, seconds: float, said: dict) -> threadi
 
 
 def test_a_roll_call_ends_when_all_are_there():
-  """However long it might have waited."""
+  """Independent of the time limit."""
   address, said = f"localhost:{free_port()}", {}
   threads = [called(rendezvous.ProcessSpec(address, 3, index), 60.0, said) for index in (2, 0, 1)]
   for thread in threads:
@@ -370,7 +371,7 @@ def test_a_roll_call_ends_when_all_are_there():
 
 
 def test_those_who_are_there_say_who_is_missing(monkeypatch):
-  """By number, and by name where the environment has names."""
+  """By number, and by name if the environment has names."""
   monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
   address, said = f"localhost:{free_port()}", {}
   threads = [called(rendezvous.ProcessSpec(address, 4, index), 0.5, said) for index in (0, 2)]
@@ -394,17 +395,17 @@ def test_without_the_first_process_the_others_say_so():
     (dict(coordinator="a:1"), "--num_processes is missing"),
     (dict(num_processes=2, process_id=0), "--coordinator is missing"),
     (dict(coordinator="a", num_processes=2, process_id=0), "--coordinator a: give HOST:PORT"),
-    (dict(coordinator="a:1", num_processes=2, process_id=2), "of 2 processes the first is 0, the last 1"),
+    (dict(coordinator="a:1", num_processes=2, process_id=2), r"--process_id 2: give 0 to 1 \(--num_processes 2\)"),
   ],
 )
 def test_options_that_do_not_go_together(given, message):
-  """Before anything is waited for."""
+  """Before any waiting."""
   with pytest.raises(UserError, match=message):
     hosts.place_of(options(**given))
 
 
 def test_slurm_says_who_is_who(monkeypatch):
-  """The first node of the step is called; a process has the device of its number on the node."""
+  """The first node of the step is the coordinator; a process has the device of its number on the node."""
   for name, value in dict(JOB_ID="7", STEP_NODELIST="n[3-4]", NTASKS="4", PROCID="2", LOCALID="1").items():
     monkeypatch.setenv(f"SLURM_{name}", value)
   place = hosts.place_of(options())
@@ -412,20 +413,20 @@ def test_slurm_says_who_is_who(monkeypatch):
 
 
 def test_a_machine_by_itself_is_no_cluster():
-  """Nothing is waited for."""
+  """Without waiting."""
   assert hosts.place_of(options()) is None
   hosts.join(options())
 
 
 def test_too_few_hosts_are_refused(text, tmp_path, capsys):
-  """Before anything is compiled."""
+  """Before any compilation."""
   assert command.main(arguments(text, tmp_path, "--config.train.num_processes=4")) == 2
   assert "config.train.num_processes=4, but 1 came" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive
 def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
-  """One bit of the last step is turned: both go on from the one before, and what they save is noted of both."""
+  """With one flipped bit in the last step, both resume from the step before, and later saves have checksums of both."""
   workdir = shutil.copytree(alone / "one" / "train", tmp_path / "train")
   array = max((workdir / "checkpoints" / "4" / "state").rglob("d/*"), key=os.path.getsize)
   content = array.read_bytes()
@@ -445,7 +446,7 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
 
 @pytest.fixture(scope="module")
 def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
-  """A run of two processes whose losses are not finite, and what each wrote."""
+  """A run of two processes with losses that are not finite, and the output of each."""
   overrides = (
     "--config.optimizer.name=sgd",
     "--config.optimizer.learning_rate=1e30",
@@ -466,7 +467,7 @@ def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
 
 
 def test_two_processes_go_back_together(wild):
-  """As often as they may, when a loss is not finite; then both end, with the batch."""
+  """Up to the limit of rollbacks, then both end and the batch is saved."""
   workdir, logs = wild
   assert [log.count("going back to step 1, and passing over the 1 batches behind it") for log in logs] == [1, 0]
   assert all("has gone back 1 times, and config.nan_policy.max_rollbacks=1" in log for log in logs)
@@ -476,7 +477,7 @@ def test_two_processes_go_back_together(wild):
 
 @pytest.mark.exhaustive
 def test_two_processes_look_where_a_number_arose(wild, tmp_path):
-  """Both compute the step again; the first says what was found."""
+  """Both repeat the step; the first prints the result."""
   replay = ["replay", str(wild[0]), "--step", "2", "--rows", "1"]
   codes, logs = Processes(2, 1, [replay], cache=tmp_path).wait()
   assert codes == [0, 0], logs

@@ -10,7 +10,7 @@ from t2t.runtime import imports
 
 
 def test_what_is_hidden_is_there_again():
-  """And what was loaded before was there all the time."""
+  """Modules that were loaded before stay visible."""
   sys.modules.pop("wave", None)
   with imports.without("wave", "json"):
     import json  # noqa: F401
@@ -28,7 +28,7 @@ def test_it_is_there_again_after_an_error():
 
 
 def test_a_module_is_found_where_the_command_was_called(tmp_path, monkeypatch):
-  """With what lies beside it; what is installed comes first, and afterwards the folder is searched by nobody."""
+  """With neighbouring modules; installed packages come first, and afterwards the folder is not searched."""
   (tmp_path / "found_here.py").write_text("import beside_it\n")
   (tmp_path / "beside_it.py").write_text("")
   (tmp_path / "wave.py").write_text("raise AssertionError('not the installed one')\n")
@@ -43,7 +43,7 @@ def test_a_module_is_found_where_the_command_was_called(tmp_path, monkeypatch):
 
 
 def test_a_module_of_this_folder_is_not_trusted_for_lying_there(tmp_path, monkeypatch):
-  """A checkpoint may name it, and runs nothing: the user has to."""
+  """A checkpoint may name it, but only the user can have it run."""
   (tmp_path / "lies_here.py").write_text("raise AssertionError('was run')\n")
   monkeypatch.chdir(tmp_path)
   assert not registry.is_trusted("lies_here")
@@ -52,7 +52,7 @@ def test_a_module_of_this_folder_is_not_trusted_for_lying_there(tmp_path, monkey
 
 
 def test_a_module_that_is_nowhere(tmp_path, monkeypatch):
-  """Says where it was looked for, and what would do."""
+  """The error lists the searched places, and a remedy."""
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError) as error:
     registry.load("gone_away.tasks")
@@ -62,7 +62,7 @@ def test_a_module_that_is_nowhere(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_finds_a_module_beside_it(tmp_path):
-  """The script itself, which has the folder that it lies in where Python has the user's."""
+  """The script itself, whose sys.path starts with the script's folder instead of the user's."""
   (tmp_path / "my_tasks.py").write_text("raise RuntimeError('is run')\n")
   command = [str(pathlib.Path(sys.executable).parent / "t2t"), "tasks", "--task_modules", "my_tasks"]
   done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

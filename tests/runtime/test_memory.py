@@ -1,4 +1,4 @@
-"""What is told of memory."""
+"""Reported memory."""
 
 import types
 
@@ -12,7 +12,7 @@ def device(**stats):
 
 
 def test_the_most_that_a_device_has_held_is_told():
-  """Of several the most; devices that tell nothing of it are passed over."""
+  """The maximum over devices; devices without statistics are skipped."""
   devices = [
     device(peak_bytes_in_use=5),
     device(peak_bytes_in_use=7, bytes_in_use=9),
@@ -23,6 +23,6 @@ def test_the_most_that_a_device_has_held_is_told():
 
 
 def test_where_no_device_tells_it_is_the_hosts():
-  """As on the CPU: this process holds more than 50 MB, JAX alone does."""
+  """On the CPU this process uses more than 50 MB, as JAX alone does."""
   found = memory.used(jax.local_devices())
   assert list(found) == ["host_memory"] and 5e7 < found["host_memory"] < 1e12

@@ -1,6 +1,6 @@
-"""Of several processes one is killed, fails, is stopped or hangs: the others end soon, and say who and why.
+"""If one of several processes is killed, fails, is stopped or hangs, the others soon exit with its name and the reason.
 
-With JAX's own service beside the link, and a collective that all wait in; the whole command is in test_hosts.py.
+JAX's own service runs, too, and all wait in a collective; the whole command is in test_hosts.py.
 """
 
 import os
@@ -15,7 +15,7 @@ import test_hosts
 
 from t2t.runtime import exit_codes, peer_monitor
 
-# `ready` is printed when the processes have met; when all are, each does what its argument says.
+# `ready` is printed when the processes have met; then each acts by its argument.
 _CHILD = """
 import argparse, socket, sys, time
 import jax
@@ -68,7 +68,7 @@ class Three:
 
   def __enter__(self) -> "Three":
     for child in self.children:
-      while (line := child.stdout.readline()) != "ready\n":  # before it Gloo says whom it knows
+      while (line := child.stdout.readline()) != "ready\n":  # Gloo prints its peers before it
         assert line, child.stderr.read()
     for child in self.children:
       child.stdin.write("go\n")
@@ -81,7 +81,7 @@ class Three:
       child.communicate()
 
   def last_lines(self, *indices: int, code: int = exit_codes.LOST) -> list[str]:
-    """The last line that each wrote; it ended with `code`."""
+    """Returns the last line of each process, and checks that it exited with `code`."""
     said = [self.children[index].communicate(timeout=60)[1].strip() for index in indices]
     assert [self.children[index].returncode for index in indices] == [code] * len(indices), said
     return [text.splitlines()[-1] for text in said]
@@ -93,38 +93,38 @@ def on_this_host(index: int) -> str:
 
 @pytest.mark.slow
 def test_one_that_is_killed_is_named():
-  """Whether the others wait for it in a collective or do something else."""
+  """Both if the others wait for it in a collective and if they do not."""
   with Three("work", "work", "idle") as three:
     three.children[1].kill()
     for index, said in zip((0, 2), three.last_lines(0, 2), strict=True):
-      assert said.startswith(f"t2t: {on_this_host(1)} ended without a word: killed")
-      assert said.endswith(f"; {on_this_host(index)} ends, too")
+      assert said.startswith(f"t2t: {on_this_host(1)} exited without a message: killed")
+      assert said.endswith(f"; {on_this_host(index)} exits, too")
 
 
 @pytest.mark.exhaustive
 def test_the_first_one_is_named_as_well():
-  """JAX's service goes with it, and ends processes with the stacks of its threads, but not before they have spoken.
+  """JAX's service ends with it, and aborts processes with a C++ stack, but not before they have printed the reason.
 
-  One that is done is no such process, and is not missed.
+  A process that is done is not reported as missing.
   """
   with Three("idle", "bye", "idle") as three:
     three.children[0].kill()
     said = three.last_lines(1, 2)
-    assert all("process 0 on localhost ended without a word" in each for each in said), said
+    assert all("process 0 on localhost exited without a message" in each for each in said), said
 
 
 @pytest.mark.exhaustive
 def test_sigterm_before_there_is_anything_to_save_ends_all():
-  """At once: nobody has asked for notices yet."""
+  """Immediately, because no loop handles signals yet."""
   with Three("idle", "work", "work") as three:
     three.children[2].terminate()
-    assert all(f"{on_this_host(2)} ended without a word" in said for said in three.last_lines(0, 1))
+    assert all(f"{on_this_host(2)} exited without a message" in said for said in three.last_lines(0, 1))
     assert three.children[2].wait() == -signal.SIGTERM
 
 
 @pytest.mark.slow
 def test_one_that_is_stopped_is_missed():
-  """As if its machine were gone; and when it goes on, it ends as well."""
+  """Its machine seems to be gone; when it continues, it exits, too."""
   with Three("idle", "work", "work") as three:
     three.children[1].send_signal(signal.SIGSTOP)
     assert all(f"{on_this_host(1)} has not answered for 3 s" in said for said in three.last_lines(0, 2))
@@ -135,7 +135,7 @@ def test_one_that_is_stopped_is_missed():
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 2])
 def test_one_that_fails_says_why(failing):
-  """What it was given cannot be used: it ends with its own code, and the others repeat its words."""
+  """For invalid input it exits with its own code, and the others repeat its message."""
   roles = ["work"] * 3
   roles[failing] = "fail"
   with Three(*roles) as three:
@@ -148,7 +148,7 @@ def test_one_that_fails_says_why(failing):
 
 @pytest.mark.exhaustive
 def test_an_error_of_the_code_is_told_as_well():
-  """After a moment, in which another's end would have been told in its place."""
+  """After a delay, in which another process's exit would have been reported instead."""
   with Three("work", "bug", "work") as three:
     assert all(f"{on_this_host(1)}: KeyError: 'a bug'" in said for said in three.last_lines(0, 2, code=1))
     assert "Traceback" in three.children[1].communicate()[1]
@@ -156,13 +156,13 @@ def test_an_error_of_the_code_is_told_as_well():
 
 @pytest.mark.slow
 def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first():
-  """Each says where it stands when one of them has waited for too long."""
+  """Each process reports its position when one of them has waited too long."""
   with Three("work", "hang", "stall") as three:
     for said in three.last_lines(0, 1, 2):
-      assert "no step has ended for 2 s; where they stand: " in said
+      assert "no step has ended for 2 s; positions: " in said
       assert f"{on_this_host(1)} in t2t/runtime/rendezvous.py, line " in said and "in _line" in said
 
 
 def test_numbers_are_short():
-  """Of 256 hosts as of three."""
+  """For 256 hosts as for three."""
   assert peer_monitor._numbers([*range(17), 18, *range(20, 256)]) == "0-16, 18, 20-255"

@@ -1,6 +1,6 @@
-"""Signals end a command soon, with a sentence and the signal's exit code, whatever it does; where it trains, saved.
+"""Signals end any command soon, with a message and the signal's exit code; training saves first.
 
-In processes that import no more than the standard library; the whole command is in test_train.py and test_hosts.py.
+The processes import only the standard library; the whole command is in test_train.py and test_hosts.py.
 """
 
 import http.server
@@ -15,7 +15,7 @@ import pytest
 
 from t2t.runtime import exit_codes, maintenance, preemption
 
-# What stands before a block of a test; `doing` tells the test that a signal may come.
+# Code before a test's block; `doing` reports to the test that a signal may come.
 _BEFORE = """
 import os, signal, sys, threading, time
 from t2t.runtime import preemption
@@ -35,10 +35,11 @@ with preemption.watched("train"):
 
 
 def program(block: str, *, before: str = "SIG_DFL", echo: float = 0.0) -> str:
-  """One that runs the block as a command.
+  """Returns a program that runs the block as a command.
 
-  before: what becomes of SIGHUP, whatever runs the tests.
-  echo: seconds within which a second SIGTERM is the first one's echo.
+  Args:
+    before: handling of SIGHUP at the start, independent of the test runner's.
+    echo: seconds within which a second SIGTERM is a duplicate.
   """
   code = _BEFORE.replace("BEFORE", before).replace("WITHIN", str(echo)) + "".join(
     f"    {line}\n" for line in block.strip().splitlines()
@@ -47,7 +48,7 @@ def program(block: str, *, before: str = "SIG_DFL", echo: float = 0.0) -> str:
 
 
 def run(block: str, *signals: int, before: str = "SIG_DFL", echo: float = 0.0) -> tuple[int, str]:
-  """The exit code of a process that gets the signals, each when it has said so, and what it told."""
+  """Returns exit code and output of a process that receives each signal when it has reported to be ready."""
   process = subprocess.Popen(
     [sys.executable, "-S", "-c", program(block, before=before, echo=echo)],
     cwd=folders.ROOT,
@@ -74,23 +75,23 @@ CODES = {
 
 @pytest.mark.parametrize("number", CODES)
 def test_where_there_is_nothing_to_save_it_ends(number):
-  """However deaf the main thread is; of SIGINT it hears first, and the first line says what a second one does."""
+  """Even if the main thread is blocked; SIGINT is delivered to it first, and the message explains a second signal."""
   found, said = run("hang()", number)
   assert found == CODES[number] and "Traceback" not in said
   assert said.count("t2t train: ") == (2 if number == signal.SIGINT else 1)
   assert ("SIGINT: ending; again to end at once" in said) == (number == signal.SIGINT)
-  assert "there is nothing to save; the same command begins again" in said
+  assert "nothing was saved; the same command starts from the beginning" in said
 
 
 def test_what_is_left_behind_is_told():
-  """By who knows it, in place of that nothing is."""
+  """In place of the message that nothing was saved."""
   found, said = run("with preemption.leaving(lambda: 'three of five are done'): hang()", signal.SIGTERM)
-  assert found == 143 and "SIGTERM: ended at once; three of five are done" in said and "nothing to save" not in said
+  assert found == 143 and "SIGTERM: ended at once; three of five are done" in said and "nothing was saved" not in said
 
 
 @pytest.mark.parametrize("number", CODES)
 def test_what_goes_on_is_brought_to_its_end(number):
-  """Within its time, with the signal's exit code; a second signal does not wait for it."""
+  """Within the time limit, with the signal's exit code; a second signal ends it immediately."""
   block = """
 with preemption.winding_up(60.0, "when {} is done"):
   try:
@@ -120,7 +121,7 @@ with preemption.after_steps() as stop:
 
 
 def test_a_closed_terminal_is_heard_as_a_signal():
-  """With SIGHUP's exit code, though nobody is left to read what is told at the end."""
+  """With SIGHUP's exit code, although the messages cannot be written."""
   terminal, own = os.openpty()
   process = subprocess.Popen(
     [sys.executable, "-S", "-c", program("from t2t.runtime import console" + TERMINAL)],
@@ -136,7 +137,7 @@ def test_a_closed_terminal_is_heard_as_a_signal():
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_request_that_comes_twice_is_one(number):
-  """Of a shell and of the kernel, or to a process and to its group: what is to be saved is saved."""
+  """From shell and kernel, or to a process and its group: the save still completes."""
   block = """
 with preemption.after_steps() as stop:
   stop.reached()
@@ -151,14 +152,14 @@ with preemption.after_steps() as stop:
 
 
 def test_nohup_stays_deaf_to_a_closed_connection():
-  """SIGHUP that is ignored when the command starts."""
+  """SIGHUP that is ignored when the command starts stays ignored."""
   block = "doing(); time.sleep(0.2); print('went on', file=sys.stderr)"
   assert run(block, signal.SIGHUP, before="SIG_IGN") == (0, "went on\n")
 
 
 @pytest.mark.parametrize("number", CODES)
 def test_a_forked_process_keeps_its_signals_to_itself(number):
-  """As those of a pool that a task's module has: they end by them, and nobody hears of it."""
+  """For example a pool of a task's module: signals end its processes, and the parent does not receive them."""
   block = f"""
 child = os.fork()
 if not child:
@@ -174,7 +175,7 @@ time.sleep(0.2)
 
 
 def test_a_forked_process_may_end_as_a_command_does():
-  """Through all that its parent has begun, which goes on."""
+  """Although its parent's handlers were inherited; the parent continues."""
   block = """
 child = os.fork()
 if not child: sys.exit(3)
@@ -184,7 +185,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
 
 
 def test_a_pool_of_processes_ends():
-  """By the SIGTERM that it sends to each."""
+  """By the SIGTERM that the pool sends to each process."""
   block = """
 import multiprocessing
 with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -207,7 +208,7 @@ with preemption.after_steps() as stop:
 @pytest.mark.parametrize("number", CODES)
 def test_a_loop_saves_and_stops(number):
   """At the step after the signal, with the signal's exit code."""
-  # A deadline is the last that follows from a signal.
+  # Setting the deadline is the last effect of a signal.
   deaf = "    if step == 1:\n      doing()\n      while stop._watch._deadline is None: time.sleep(0.001)\n"
   code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), number)
   assert code == CODES[number]
@@ -218,7 +219,7 @@ def test_a_loop_saves_and_stops(number):
 
 
 def test_a_cloud_tells_every_host():
-  """That all are to stop is known from another when the signal comes here, too: it is no second one."""
+  """A signal that arrives after another process's stop request is not a second signal."""
   told = """
       stop._watch.hear_of(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, "SIGTERM came to another"))
       stop._agreement.ask(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, ""))
@@ -232,7 +233,7 @@ def test_a_cloud_tells_every_host():
 
 
 def test_a_step_that_does_not_end_is_broken_off():
-  """As where the data hangs."""
+  """For example when the data hangs."""
   code, said = run(
     STEPS.replace("    if stop.reached", "    if step == 1: hang()\n    if stop.reached"), signal.SIGTERM
   )
@@ -241,7 +242,9 @@ def test_a_step_that_does_not_end_is_broken_off():
 
 @pytest.mark.parametrize(("step", "limit"), [(0.1, 5.0), (10.0, 30.0), (30.0, 60.0), (200.0, 300.0)])
 def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
-  """At least one and a half of them, also where the second has not ended, or an evaluation has just begun."""
+  """At least one and a half times the usual step, also if the second step has not ended or an evaluation has just
+  begun.
+  """
   now = [0.0]
   monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
   steps = preemption.Steps(None)
@@ -253,7 +256,7 @@ def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
 
 
 def test_a_second_signal_does_not_wait_for_what_is_saved():
-  """Nor for anything else; what is to be done at the end is, for a moment."""
+  """It ends immediately, except for final callbacks, which get a short time."""
   block = STEPS.replace('print(f"save at', 'stop.saving(); hang(); print(f"save at')
   block = block.replace(
     "    if stop.reached", "    if step == 0: stop.reached(); doing(); time.sleep(0.2)\n    if stop.reached"
@@ -266,13 +269,13 @@ def test_a_second_signal_does_not_wait_for_what_is_saved():
 
 
 def test_codes_say_whether_the_same_command_goes_on():
-  """Taken away, killed, lost; but not done, refused, failed or interrupted."""
+  """After preemption, kill and loss; not after success, invalid input, failure or interruption."""
   again = [code for code in (None, 0, 1, 2, 75, 129, 130, 134, 137, 143) if exit_codes.goes_on(code)]
   assert again == [None, 75, 129, 134, 137, 143]
 
 
 def test_maintenance_is_told_once(monkeypatch):
-  """When the server announces it; a server that answers otherwise, or nothing, is as good as none."""
+  """Unexpected answers of the server, or none, are ignored."""
   answers = [(200, b"NONE"), (500, b"TERMINATE"), (200, b"<html>"), *[(200, b"TERMINATE_ON_HOST_MAINTENANCE")] * 3]
   told, asked = [], threading.Semaphore(0)
 
@@ -300,7 +303,7 @@ def test_maintenance_is_told_once(monkeypatch):
 
 
 def test_elsewhere_there_is_no_maintenance(monkeypatch, tmp_path):
-  """A machine that is not Google's asks nobody."""
+  """A machine outside Google Cloud sends no request."""
   monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
   monkeypatch.setattr(maintenance, "_PRODUCT", tmp_path / "none")
   assert maintenance.address() is None

@@ -1,4 +1,4 @@
-"""Lines of libraries stay off the terminal; all others come through, also those of a process that crashes."""
+"""Uninformative lines of libraries are suppressed; all others are kept, even of a process that crashes."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ sys.stdout.write("no end of line")
 
 
 def test_lines_of_gloo_alone_are_left_out():
-  """Whatever else is written, by Python, C++ and other processes, is there, in order, when the process has ended."""
+  """All other output of Python, C++ and other processes is complete and in order when the process has ended."""
   found = run(_WRITES)
   lines = found.stdout.splitlines()
   assert lines[0] == "before" and sorted(lines[1:4]) == ["[Gloo] is named here", "from C++", "from a child"]
@@ -66,7 +66,7 @@ def test_log_levels_are_set_where_the_user_has_set_none():
 
 
 def test_jax_does_not_look_for_a_tpu_that_is_not_there(tmp_path):
-  """With libtpu installed, on a machine without a TPU; what the user has chosen stays."""
+  """With libtpu installed on a machine without a TPU; a choice of the user stays."""
   (tmp_path / "libtpu.py").write_text("")
   path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
   if quiet.has_tpu():
@@ -74,7 +74,7 @@ def test_jax_does_not_look_for_a_tpu_that_is_not_there(tmp_path):
   assert run(_SHOW, PYTHONPATH=path).stdout.split()[1] == "cpu"
   assert run(_SHOW, PYTHONPATH=path, JAX_PLATFORMS="tpu,cpu").stdout.split()[1] == "tpu,cpu"
   (tmp_path / "jax_plugins").mkdir()
-  assert run(_SHOW, PYTHONPATH=path).stdout.split()[1] == "None"  # another accelerator's is looked for
+  assert run(_SHOW, PYTHONPATH=path).stdout.split()[1] == "None"  # JAX searches for another accelerator
 
 
 @pytest.mark.parametrize(

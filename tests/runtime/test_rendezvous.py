@@ -1,4 +1,4 @@
-"""Strangers neither end nor hold up the roll call of a run, whatever they say; who knows its token is let in."""
+"""Unknown callers neither end nor delay the roll call of a run; callers with its token are accepted."""
 
 import contextlib
 import socket
@@ -14,7 +14,7 @@ STRANGERS = (b"99\n", b"1 host nonce proof\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff
 
 
 def come(port: int, number: int, indices, *, seconds: float = 60.0) -> dict:
-  """What each process is told."""
+  """Returns the result for each process."""
   said = {}
   threads = [
     test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", number, index), seconds, said) for index in indices
@@ -25,7 +25,7 @@ def come(port: int, number: int, indices, *, seconds: float = 60.0) -> dict:
 
 
 def strangers(port: int, ended: threading.Event) -> list[socket.socket]:
-  """Callers that say what they should not; some stay on the line."""
+  """Callers with invalid messages; some stay connected."""
   found = []
   for words in STRANGERS:
     while not ended.is_set():
@@ -38,7 +38,7 @@ def strangers(port: int, ended: threading.Event) -> list[socket.socket]:
 
 
 def test_strangers_are_ignored(capfd):
-  """They come first, and stay on the line; they are told of once."""
+  """They come first and stay connected; one message reports them."""
   port, said, ended = test_hosts.free_port(), {}, threading.Event()
   first = test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", 3, 0), 60.0, said)
   callers = strangers(port, ended)
@@ -48,11 +48,11 @@ def test_strangers_are_ignored(capfd):
   assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
   for caller in callers:
     caller.close()
-  assert capfd.readouterr().err.count("is no process of this run") == 1
+  assert capfd.readouterr().err.count("is not a process of this run") == 1
 
 
 def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
-  """And those of the run come in when the others are gone."""
+  """Processes of the run are accepted when the others are gone."""
   monkeypatch.setattr(rendezvous, "_STRANGERS", 0)
   monkeypatch.setattr(rendezvous, "_GREETING_SECONDS", 0.3)
   port, said, ended = test_hosts.free_port(), {}, threading.Event()
@@ -64,7 +64,7 @@ def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
 
 
 def test_the_token_must_be_the_same(monkeypatch, capfd):
-  """One that was started with another is no process of this run, and is told so."""
+  """A process with another token does not belong to the run, and gets an error."""
   port, said = test_hosts.free_port(), {}
   monkeypatch.setattr(rendezvous, "_token", lambda place: b"another" if place.index else b"one")
   first = test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", 2, 0), 1.5, said)
@@ -75,7 +75,7 @@ def test_the_token_must_be_the_same(monkeypatch, capfd):
 
 
 def test_the_first_process_proves_itself_as_well(monkeypatch):
-  """Who has its port without the token is not believed."""
+  """A program on its port without the token is rejected."""
   with socket.create_server(("", 0)) as server:
 
     def lie():

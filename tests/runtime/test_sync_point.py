@@ -1,4 +1,4 @@
-"""Whoever is asked, and however far each process is: all do it at the same point."""
+"""All processes act on a request at the same point, whichever of them receives it and however far each is."""
 
 import threading
 
@@ -13,7 +13,7 @@ PROCESSES = 3
 
 
 class Wires:
-  """Messages between processes, each link in its order, that come when a test lets them."""
+  """Ordered links between processes whose messages a test delivers."""
 
   def __init__(self):
     self.waiting = {}
@@ -34,12 +34,12 @@ class Wires:
 @pytest.mark.slow
 @given(st.data())
 def test_all_do_the_same_at_the_same_point(data):
-  """Messages may come as late as they like, and some processes be some points ahead."""
+  """With any delay of messages, and with processes that are some points ahead."""
   wires, points, found = Wires(), [0] * PROCESSES, [{} for _ in range(PROCESSES)]
   choose = lambda number: data.draw(st.integers(0, number - 1))
 
   def go_on(index):
-    if not wires.all[index]._counting:  # it would wait
+    if not wires.all[index]._counting:  # otherwise it would wait
       points[index] += 1
       asked = wires.all[index].reached()
       if asked:
@@ -62,7 +62,7 @@ def test_all_do_the_same_at_the_same_point(data):
 
 
 def test_alone_it_is_the_next_point():
-  """And once."""
+  """Once."""
   alone = sync_point.Agreement()
   assert alone.reached() is None
   alone.ask(SyncRequest(STOP, 15, "why"))
@@ -70,7 +70,7 @@ def test_alone_it_is_the_next_point():
 
 
 def test_nobody_passes_a_point_while_they_count():
-  """Or it would not be the furthest any more."""
+  """Otherwise the chosen point might be passed already."""
   wires, passed = Wires(), threading.Event()
   wires.all[1].ask(SyncRequest(STOP, 15, ""))
   wires.deliver(lambda number: 0)  # the first process counts

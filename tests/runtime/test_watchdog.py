@@ -1,4 +1,4 @@
-"""Steps that take too long are told."""
+"""Steps that take too long are reported."""
 
 import faulthandler
 import os
@@ -11,8 +11,8 @@ from t2t.runtime import waiting, watchdog
 
 
 def test_a_long_step_is_told_once(capfd, monkeypatch):
-  """With the stacks of all threads; steps of the usual length, and what is between them, are not."""
-  # What is printed is read when all of it stands: who reads while another writes may lose some of it.
+  """With the stacks of all threads; usual steps, and pauses between them, are not reported."""
+  # The output is read when it is complete, because reading during a write may lose a part.
   dump, told = faulthandler.dump_traceback, threading.Event()
   monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: (dump(**options), told.set()))
   with watchdog.Watchdog(5.0, shortest=0.05).running() as dog:
@@ -28,7 +28,7 @@ def test_a_long_step_is_told_once(capfd, monkeypatch):
 
 
 def test_a_source_that_hangs_is_named(tmp_path, capfd, monkeypatch):
-  """The file that is waited for, here a pipe into which nobody writes."""
+  """The message names the file, here a pipe without a writer."""
   path, told, ended = tmp_path / "a.txt", threading.Event(), threading.Event()
   os.mkfifo(path)
   monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: told.set())
@@ -42,14 +42,14 @@ def test_a_source_that_hangs_is_named(tmp_path, capfd, monkeypatch):
     for _ in range(5):
       dog.step()
     assert told.wait(30)
-  assert f"it waits for {path}: 0 s" in capfd.readouterr().err
+  assert f"waiting for {path}: 0 s" in capfd.readouterr().err
   path.open("w").close()
   assert ended.wait(30)
   assert waiting.pending() == []
 
 
 def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch):
-  """Where several hosts wait for each other, what is between the steps ends them as well."""
+  """If several hosts hang in an evaluation, the watchdog ends them, too."""
   ended = threading.Event()
   held_up = types.SimpleNamespace(stalled=lambda seconds: ended.set())
   monkeypatch.setattr(watchdog.peer_monitor, "current", lambda: held_up)
@@ -61,7 +61,7 @@ def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch)
 
 
 def test_what_is_no_step_has_four_times_as_long(monkeypatch):
-  """And counts for nothing when the usual step is asked for."""
+  """Pauses do not enter the usual time of steps."""
   monkeypatch.setattr(watchdog.peer_monitor, "current", lambda: types.SimpleNamespace())
   clock = iter([0.0, 100.0, 101.0])
   monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
@@ -70,12 +70,12 @@ def test_what_is_no_step_has_four_times_as_long(monkeypatch):
   assert dog._limit() == 10.0
   dog.pause()
   assert dog._limit() == 40.0
-  dog.step()  # the first step behind an evaluation did not begin with it
+  dog.step()  # the first step after an evaluation
   assert dog._limit() == 10.0 and dog._seconds == []
 
 
 def test_a_watchdog_that_is_off_watches_nothing():
-  """No thread."""
+  """It starts no thread."""
   before = threading.active_count()
   with watchdog.Watchdog(0.0).running() as dog:
     dog.step()

@@ -1,4 +1,4 @@
-"""Flags of XLA: the user's come first, and none is set that the compiler would stop at."""
+"""XLA flags: the user's have precedence, and flags that the compiler does not know are not set."""
 
 import os
 
@@ -12,7 +12,7 @@ from t2t.runtime import xla_flags
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-  """A compiler that knows all flags but the last of each platform."""
+  """A compiler that knows all flags except the last of each platform."""
   path = tmp_path / "library.so"
   names = [flag.name for flags in xla_flags.FLAGS.values() for flag in flags[:-1]]
   path.write_bytes(b"\0\1" + b"\0".join(name.encode() for name in names))
@@ -22,7 +22,7 @@ def compiler(tmp_path, monkeypatch):
 
 
 def test_known_flags_are_set(compiler, monkeypatch):
-  """Those of the platform that is installed, without one that its compiler does not know."""
+  """Flags of the installed platform, without the one that its compiler does not know."""
   monkeypatch.setenv("XLA_FLAGS", "")
   applied = xla_flags.apply()
   assert applied == list(xla_flags.FLAGS["gpu"][:-1])
@@ -31,7 +31,7 @@ def test_known_flags_are_set(compiler, monkeypatch):
 
 
 def test_what_the_user_has_set_stays(compiler, monkeypatch):
-  """Whatever its value, and once is enough."""
+  """With any value, and only once."""
   first = xla_flags.FLAGS["gpu"][0].name
   monkeypatch.setenv("XLA_FLAGS", f"--{first}=false --xla_dump_to=/tmp/x")
   assert first not in [flag.name for flag in xla_flags.apply()]
@@ -42,7 +42,7 @@ def test_what_the_user_has_set_stays(compiler, monkeypatch):
 
 
 def test_without_an_accelerator_nothing_is_set(monkeypatch):
-  """Of libraries that are not installed."""
+  """Without the libraries of an accelerator."""
   monkeypatch.setattr(xla_flags, "_compiler", lambda platform: None)
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
   assert xla_flags.apply() == []
@@ -52,7 +52,7 @@ def test_without_an_accelerator_nothing_is_set(monkeypatch):
 @pytest.mark.parametrize("main", [eval_command.main, superglue.main, train.main])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_commands_set_them(compiler, monkeypatch, tmp_path, main, wanted):
-  """Before they look for the checkpoint, which starts JAX, and unless the config says no."""
+  """Before they read the checkpoint, which starts JAX, and unless the config disables them."""
   monkeypatch.setenv("XLA_FLAGS", "")
   arguments = ["--workdir", str(tmp_path / "work"), f"--config.train.xla_flags={wanted}"]
   checkpoint = ["--checkpoint", "nowhere"]
@@ -64,7 +64,7 @@ def test_commands_set_them(compiler, monkeypatch, tmp_path, main, wanted):
 
 
 def test_the_table_has_each_flag_once():
-  """With a reason, and nothing that a shell or the compiler would read otherwise."""
+  """With a reason, and without characters that a shell or the compiler would interpret."""
   for flags in xla_flags.FLAGS.values():
     names = [flag.name for flag in flags]
     assert len(set(names)) == len(names)
@@ -72,7 +72,7 @@ def test_the_table_has_each_flag_once():
 
 
 def test_deterministic_is_a_flag_where_there_is_a_gpu(compiler, monkeypatch):
-  """Besides what the user has set, once; a compiler without it is refused."""
+  """Added once to the user's flags; a compiler without it is an error."""
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
   with pytest.raises(UserError, match="does not know xla_gpu_deterministic_ops"):
     xla_flags.make_deterministic()
@@ -86,19 +86,19 @@ def test_deterministic_is_a_flag_where_there_is_a_gpu(compiler, monkeypatch):
 
 
 def test_the_opposite_of_deterministic_is_refused(monkeypatch):
-  """On any machine; the same is not."""
+  """On any machine; the same value is accepted."""
   monkeypatch.setattr(xla_flags, "_compiler", lambda platform: None)
   for same in ("--xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops=true --xla_dump_to=/tmp/x"):
     monkeypatch.setenv("XLA_FLAGS", same)
     assert xla_flags.make_deterministic() == []
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x --xla_gpu_deterministic_ops=false")
-  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false: take it out"):
+  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false. Remove it"):
     xla_flags.make_deterministic()
 
 
 @pytest.mark.parametrize("main", [eval_command.main, superglue.main, train.main])
 def test_commands_heed_the_switch(main, monkeypatch, tmp_path):
-  """And say that XLA_FLAGS does not go with it before anything else is looked for."""
+  """They reject a contradicting XLA_FLAGS before any other check."""
   monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=0")
   arguments = ["--workdir", str(tmp_path), "--config.train.deterministic=True"]
   arguments += ["--config=tiny"] if main is train.main else ["--checkpoint=nowhere"]

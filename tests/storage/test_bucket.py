@@ -1,4 +1,4 @@
-"""Every command on gs://, against an emulator on this machine, through the clients that a user has, with faults."""
+"""Every command on gs://, against a local emulator with faults, through the real clients."""
 
 import collections
 import dataclasses
@@ -76,7 +76,7 @@ def lines(texts) -> bytes:
 
 @pytest.fixture(scope="module")
 def gcs(tmp_path_factory):
-  """A bucket with a text in each format and a vocabulary; every client in this process and its children goes there."""
+  """A bucket with a text in each format and a vocabulary; all clients of this process and its children use it."""
   folder = tmp_path_factory.mktemp("gcs")
   texts = documents(160)
   formats = {
@@ -133,7 +133,7 @@ def rows(gcs, workdir: str) -> list[dict]:
 
 
 def steps(gcs, workdir: str, name: str) -> tuple[list[int], list[int]]:
-  """Of a metric: the steps in metrics.jsonl, and those in the event files."""
+  """Returns the steps of a metric in metrics.jsonl, and in the event files."""
   found = []
   for path in gcs.sizes(f"{workdir}/tensorboard/events"):
     for record in tfrecord.read(io.BytesIO(gcs.read(path))):
@@ -144,7 +144,7 @@ def steps(gcs, workdir: str, name: str) -> tuple[list[int], list[int]]:
 
 @pytest.fixture(scope="module")
 def run(gcs, tmp_path_factory):
-  """A workdir whose run was killed while it saved step 4, with faults of all kinds before, and then went on to 6."""
+  """Workdir of a run that was killed while it saved step 4, with various faults before, and then resumed to 6."""
   log = tmp_path_factory.mktemp("run") / "log"
   program = "import sys, conftest\nfrom t2t import __main__ as command\nsys.exit(command.main(sys.argv[1:]))"
   environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folders.TESTS), *sys.path])}
@@ -178,14 +178,14 @@ def run(gcs, tmp_path_factory):
 
 
 def test_a_run_that_is_killed_while_it_saves_has_lost_nothing(gcs, run):
-  """Every fault was met, all steps up to the one that was being saved are there, and what was saved before is found."""
+  """Every fault occurred, all steps up to the interrupted save are logged, and earlier checkpoints are found."""
   assert run["faults"] == [] and run["later faults"] == []
-  assert run["steps"][:4] == [1, 2, 3, 4] and run["begun"]  # saving goes on behind the steps: 5 and 6 may be there
+  assert run["steps"][:4] == [1, 2, 3, 4] and run["begun"]  # saving continues during later steps: 5 and 6 may exist
   assert run["found"] == "2"
 
 
 def test_every_step_is_measured_once(gcs, run):
-  """In metrics.jsonl and in the event files, which are cut where the run goes on."""
+  """In metrics.jsonl and in the event files, which are truncated on resume."""
   assert steps(gcs, "run", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
   assert steps(gcs, "run", "eval/loss") == ([3, 6], [3, 6])
   assert metric_writers.read_metrics(epath.Path("gs://bucket/run/metrics.jsonl"), "eval/loss").keys() == {3, 6}
@@ -193,7 +193,7 @@ def test_every_step_is_measured_once(gcs, run):
 
 
 def test_a_run_in_a_bucket_has_its_report(gcs, run, capsys):
-  """Of the start that was killed there is no end; the run is found in the bucket, and its report is written again."""
+  """The killed start has no end; the run is found in the bucket, and its report is written again."""
   notes = history.read(epath.Path("gs://bucket/run"))
   assert [note["event"] for note in notes] == ["start", "start", "end"]
   assert notes[0]["step"] == 0 < notes[1]["step"] < notes[2]["step"] == 6
@@ -207,7 +207,7 @@ def test_a_run_in_a_bucket_has_its_report(gcs, run, capsys):
 
 @pytest.mark.exhaustive
 def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):
-  """Fisher information is written there and verified there, and read when the run begins and when it goes on."""
+  """Fisher files are written and verified in the bucket, and read at the start and on resume."""
   assert command.main(["fisher", "gs://bucket/run", "--output", "gs://bucket/fisher", "--examples", "8"]) == 0
   assert command.main(["checkpoint", "verify", "gs://bucket/fisher"]) == 0
   assert "whole" in capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):
 
 
 def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
-  """The last step that was saved to its end is taken; to ask for another by name is an error."""
+  """The last complete step is used; to request an incomplete step is an error."""
   for name in gcs.sizes("run/checkpoints/6/"):
     if name != "run/checkpoints/6/commit_success.txt":
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
@@ -232,7 +232,7 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(("name", "killed_at"), [("damaged", "_CHECKPOINT_METADATA"), ("torn", "")])
 def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
-  """By what the bucket knows of its objects; killed while they are moved, the next start ends it."""
+  """By the bucket's metadata; after a kill during the move, the next start completes it."""
   workdir = epath.Path(f"gs://bucket/{name}")
   checkpoints = manager.Checkpoints(workdir, keep=3)
   for step in (1, 2, 3):
@@ -257,7 +257,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   ]
   with pytest.raises(UserError, match="checkpoints/3: is damaged, and cannot be renamed"):
     verify.set_aside(workdir / "checkpoints")
-  assert verify.steps(workdir / "checkpoints") == [1, 2]  # its marker went first
+  assert verify.steps(workdir / "checkpoints") == [1, 2]  # its marker was moved first
   aside = gcs.sizes(f"{name}/checkpoints/damaged_3/")
   assert {each.replace("/damaged_3/", "/3/"): size for each, size in aside.items()} == before
   assert "going on from step 2" not in capsys.readouterr().err
@@ -276,7 +276,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
 
 @pytest.mark.exhaustive
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
-  """Warm start, fine-tuning, evaluation of the best step and what the leaderboard takes."""
+  """Warm start, fine-tuning, evaluation of the best step, and the leaderboard's files."""
   for split, number in (("train", 12), ("val", 5), ("test", 4)):
     pairs = [{"premise": f"it rains {i}", "hypothesis": f"it is wet {i}", "idx": i} for i in range(number)]
     labels = [{}] if split == "test" else [{"label": name} for name in ("entailment", "contradiction", "neutral")]
@@ -299,7 +299,7 @@ def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
 
 @pytest.mark.exhaustive
 def test_a_checkpoint_is_converted_and_asked_from_bucket_to_bucket(gcs, run, tmp_path, capsys):
-  """t2t to Hugging Face and back; the one that came back writes what the first does."""
+  """t2t to Hugging Face and back; both checkpoints give the same predictions."""
   assert command.main(["convert", "gs://bucket/run", "--to", "hf", "gs://bucket/hf"]) == 0
   assert command.main(["convert", "--from", "hf", "gs://bucket/hf", "--to", "t2t", "gs://bucket/back"]) == 0
   assert "back/checkpoints/0/commit_success.txt" in gcs.sizes("back/")
@@ -320,7 +320,7 @@ def test_a_checkpoint_is_converted_and_asked_from_bucket_to_bucket(gcs, run, tmp
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "b.txt", "c.parquet", "d.tfrecord-00000-of-00001"])
 def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
-  """From its start or from any byte of its lines; where the bucket goes on failing, an error and not a part."""
+  """From the start or from any line; if the bucket keeps failing, an error instead of a part."""
   path = f"gs://bucket/text/{name}"
   whole = list(text_files.records(path, field="text", where="config.data.files"))
   assert [number for number, _ in whole] == list(range(1, 41))
@@ -344,7 +344,7 @@ def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
   "status, wanted", [(408, "408 Request Timeout"), (410, "410 Gone"), (418, "418"), (499, "499")]
 )
 def test_a_status_that_the_client_has_no_class_for_is_told(gcs, status, wanted, monkeypatch):
-  """As a number, with its name if it has one."""
+  """With the status code, and its name if it has one."""
   monkeypatch.setattr(gcs_module, "RETRY_SECONDS", 0.1)
   gcs.write("statuses/one", b"text")
   gcs.faults[:] = [Fault("/o/statuses/one", status=status, times=10**6)]
@@ -353,7 +353,7 @@ def test_a_status_that_the_client_has_no_class_for_is_told(gcs, status, wanted, 
 
 
 def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):
-  """However long the waits between tries are drawn."""
+  """For any random waits between retries."""
   now = [0.0]
   clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
   for name in ("retry_base", "retry_unary"):
@@ -371,7 +371,7 @@ def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):
 
 
 def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatch):
-  """The exit code says that the same command may come further; of one that is not there it does not."""
+  """Its exit code allows a restart, unlike that of a missing bucket."""
   retry = gcs_module._patience()["retry"]
   monkeypatch.setattr(gcs_module, "_patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
   gcs.faults[:] = [Fault("/b/bucket/o", dropped=True, times=10**6)]
@@ -380,7 +380,7 @@ def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatc
   with pytest.raises(Away, match="gs://bucket/run/.lock cannot be written") as unwritten:
     lease.Lease("gs://bucket/run/.lock", on_lost=print)
   gcs.faults.clear()
-  with pytest.raises(UserError, match="there is no bucket 'gone'") as gone:
+  with pytest.raises(UserError, match="bucket 'gone' does not exist") as gone:
     gcs_module.check("gs://gone/a", where="")
   codes = [each.value.exit_code for each in (away, unwritten, gone)]
   assert [exit_codes.goes_on(code) for code in codes] == [True, True, False]
@@ -388,7 +388,7 @@ def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatc
 
 @pytest.mark.exhaustive
 def test_what_is_added_is_there_once(gcs):
-  """Though the answer to each request that adds it is lost, and it is asked for again."""
+  """Although the answer to each append is lost, and the request is repeated."""
   grows = gcs_module.Object(f"gs://{fake_gcs.BUCKET}/grows.txt", "text/plain")
   assert grows.size() == 0
   for row in (b"one\n", b"two\n", b"three\n"):
@@ -399,7 +399,7 @@ def test_what_is_added_is_there_once(gcs):
 
 
 def test_an_object_that_is_not_there_is_as_a_file(gcs):
-  """It is not waited for: steps that nothing was measured at have no metrics."""
+  """Without waiting: steps without metrics are missing."""
   gcs.requests.clear()
   with pytest.raises(FileNotFoundError, match="404 Not Found"):
     gcs_module.read(epath.Path("gs://bucket/gone"))
@@ -412,13 +412,13 @@ def test_an_object_that_is_gone_is_named(gcs):
 
 
 def test_a_thousand_files_take_a_request_to_find_and_one_to_know(gcs):
-  """And each is asked for no more than its size and its bytes."""
+  """Each file costs only requests for its size and its bytes."""
   for number in range(1200):
     gcs.write(f"many/{number:04}.txt", b"a line of text\n")
   gcs.requests.clear()
   files = text_files.find_files("gs://bucket/many/*.txt")
   assert len(files) == 1200 and text_files.stats(files).keys() == set(files)
-  assert 4 <= len(gcs.requests) < 8  # two pages each; a slow machine may ask again
+  assert 4 <= len(gcs.requests) < 8  # two pages each; a slow machine may retry
   assert text_files.find_files("gs://bucket/m**/0007.txt") == ("gs://bucket/many/0007.txt",)
   gcs.requests.clear()
   assert file_validation.scan(files[:20], field="text").documents == 20
@@ -438,32 +438,41 @@ def test_cached_tasks_are_read_from_a_bucket(gcs, cached):
   assert test_offline_cache.examples(dataclasses.replace(cached, cache_dir="gs://bucket/cache")) == expected
 
 
-# ---- What is mistyped ------------------------------------------------------------------------------------------------
+# ---- Typing errors ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   "arguments, named",
   [
-    (train("x", "--workdir=gs://nothing/run"), "--workdir gs://nothing/run: there is no bucket 'nothing'"),
-    (train("x", "--config.data.files=gs://nothing/*.txt"), "config.data.files: gs://nothing/.*: there is no bucket"),
+    (train("x", "--workdir=gs://nothing/run"), "--workdir gs://nothing/run: bucket 'nothing' does not exist"),
+    (
+      train("x", "--config.data.files=gs://nothing/*.txt"),
+      "config.data.files: gs://nothing/.*: bucket 'nothing' does not exist",
+    ),
     (train("x", "--config.data.files=gs://bucket/txt/*"), "no file matches gs://bucket/txt/.*gs://bucket/, holds"),
     (
       train("x", "--config.data.vocabulary=gs://nothing/v"),
-      "config.data.vocabulary=gs://nothing/v: there is no bucket",
+      "config.data.vocabulary=gs://nothing/v: bucket 'nothing' does not exist",
     ),
     (
       train("x", "--config.init.checkpoint=gs://nothing/a"),
-      "config.init.checkpoint=gs://nothing/a: there is no bucket",
+      "config.init.checkpoint=gs://nothing/a: bucket 'nothing' does not exist",
     ),
-    (["eval", "--checkpoint=gs://nothing/a", "--workdir=x"], "--checkpoint gs://nothing/a: there is no bucket"),
-    (["infer", "--checkpoint=gs://nothing/a", "--input=x.txt", "--output=-"], "gs://nothing/a: there is no bucket"),
-    (["convert", "gs://nothing/a", "--to", "hf", "x"], "gs://nothing/a: there is no bucket"),
-    (["convert", "x", "--to", "hf", "gs://nothing/b"], "gs://nothing/b: there is no bucket"),
+    (
+      ["eval", "--checkpoint=gs://nothing/a", "--workdir=x"],
+      "--checkpoint gs://nothing/a: bucket 'nothing' does not exist",
+    ),
+    (
+      ["infer", "--checkpoint=gs://nothing/a", "--input=x.txt", "--output=-"],
+      "gs://nothing/a: bucket 'nothing' does not exist",
+    ),
+    (["convert", "gs://nothing/a", "--to", "hf", "x"], "gs://nothing/a: bucket 'nothing' does not exist"),
+    (["convert", "x", "--to", "hf", "gs://nothing/b"], "gs://nothing/b: bucket 'nothing' does not exist"),
   ],
 )
 def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsys):
-  """After a handful of requests, not after thousands."""
+  """After a few requests, not thousands."""
   gcs.requests.clear()
   assert command.main(arguments) == 2
   error = capsys.readouterr().err
@@ -473,20 +482,20 @@ def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsy
 
 @pytest.mark.exhaustive
 def test_a_run_in_a_bucket_goes_back_and_its_step_is_done_again(gcs, monkeypatch, capsys):
-  """Each step is measured once, and to replay one writes nothing."""
+  """Each step has one row of metrics, and a replay writes nothing."""
   test_nan_policy.poison(monkeypatch, 3)
   assert command.main(train("went_back", "--config.nan_policy.on_nonfinite=rollback")) == 0
   assert json.loads(gcs.read("went_back/went_back.jsonl")) == {"checkpoint": 2, "step": 3}
   assert len(np.load(io.BytesIO(gcs.read("went_back/bad_batches/step_3.npz")))["encoder_input_tokens"]) == 8
   assert steps(gcs, "went_back", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
   before = gcs.sizes("went_back/")
-  # From the checkpoint that the run went back to, and over what it has passed over.
+  # From the checkpoint of the rollback, with the skipped batches.
   assert command.main(["replay", "gs://bucket/went_back", "--step", "3"]) == 0
   assert "replayed from step 2" in (out := capsys.readouterr().out) and "bit for bit as it was recorded" in out
   assert gcs.sizes("went_back/") == before
 
 
-# ---- Saves while the bucket is away ----------------------------------------------------------------------------------
+# ---- Saves during an outage ------------------------------------------------------------------------------------------
 
 
 def small_state() -> TrainState:
@@ -500,7 +509,7 @@ def saver(workdir: str) -> manager.Checkpoints:
 
 @pytest.mark.exhaustive
 def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, capsys):
-  """Orbax's threads that write arrays would wait for it for five minutes, and whoever closes for them."""
+  """Otherwise Orbax's threads would wait five minutes for it, and so would the close."""
   monkeypatch.setattr(checkpoint_retry, "_FIRST_WAIT", 0.0)
   checkpoints = saver("gs://bucket/not_made")
   gcs.faults.append(Fault("name=not_made/checkpoints/3/state/", status=403))
@@ -518,7 +527,7 @@ def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, 
 
 @pytest.mark.exhaustive
 def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
-  """What TensorFlow's client makes of a folder when the bucket is away: there is none."""
+  """During an outage TensorFlow's client reports that a folder is missing."""
   checkpoints = saver("gs://bucket/listed")
   checkpoints.save(3, small_state(), {"a": b"x"}, {}, metrics=None)
   checkpoints.wait()
@@ -535,7 +544,7 @@ def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["[a].txt", "b{c}.txt"])
 def test_the_literal_name_of_an_object_is_found(gcs, name):
-  """Its brackets are letters where an object has them."""
+  """Brackets in the name of an existing object are literal."""
   for each in (name, "a.txt", "bc.txt"):
     gcs.write(f"names/{each}", b"text\n")
   assert gcs_module.glob(f"gs://bucket/names/{name}", where="x") == [f"gs://bucket/names/{name}"]

@@ -1,4 +1,4 @@
-"""A name of Hugging Face's hub in place of a folder is recognized, and the error has the command that downloads it."""
+"""Names of the Hugging Face hub in place of a folder are recognized, with the command that downloads the model."""
 
 import json
 
@@ -36,7 +36,7 @@ DOWNLOAD = f"hf download {NAME} --local-dir t5-v1_1-small"
   ],
 )
 def test_names_of_the_hub_are_told_from_paths(path, name, tmp_path, monkeypatch):
-  """A path whose first folder is here is none, whatever it is called."""
+  """A path with an existing first folder is never a name of the hub."""
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path)
   assert hub.name_of(path) == name

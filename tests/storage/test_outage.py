@@ -1,4 +1,4 @@
-"""What tells that a bucket is away: errors of the real clients on a port where nobody listens."""
+"""Outages of a bucket are detected from errors of the real clients on a port without a server."""
 
 import socket
 
@@ -16,7 +16,7 @@ from t2t.storage import gcs, outage
 
 @pytest.fixture
 def nobody(monkeypatch):
-  """All clients go to where nobody answers, and t2t's own does not ask for long."""
+  """All clients use an address that does not answer; t2t's own retries only briefly."""
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -45,7 +45,7 @@ def array():
 
 
 def tensorflow():
-  """In its own words, which come after two minutes."""
+  """Returns TensorFlow's error, which takes two minutes."""
   said = "All 10 retry attempts failed. The last failure: Error executing an HTTP request: libcurl code 7 meaning"
   raise tf.errors.AbortedError(None, None, f"{said} 'Could not connect'\n\t when reading metadata of gs://bucket/a")
 
@@ -76,7 +76,7 @@ _NO_HOST = "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't re
   ],
 )
 def test_ways_to_a_bucket_that_are_broken_are_known(error):
-  """Of credentials, of the connection, of names: each goes away."""
+  """Credentials, connections and host names: temporary failures."""
   assert outage.reason(error)
 
 
@@ -106,14 +106,14 @@ def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
     raise exceptions.NotFound("no such bucket")
 
   monkeypatch.setattr(gcs, "_client", lambda: type("Client", (), {"list_blobs": refuse})())
-  with pytest.raises(UserError, match="there is no bucket") as caught:
+  with pytest.raises(UserError, match="bucket .* does not exist") as caught:
     listed()
   assert outage.reason(caught.value) is None
 
 
 @pytest.mark.parametrize("ask", [listed, tensorflow])
 def test_the_command_ends_with_what_launchers_start_again_at(nobody, monkeypatch, capsys, ask):
-  """Without a traceback, whoever has raised what."""
+  """Without a traceback, for each client's error."""
   monkeypatch.setitem(command.SUBCOMMANDS, "train", (__name__, ""))
   monkeypatch.setattr(f"{__name__}.main", lambda rest: ask(), raising=False)
   assert command.main(["train"]) == 75

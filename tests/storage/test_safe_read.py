@@ -1,4 +1,4 @@
-"""Files that others wrote: whatever they hold, they are read within bounds, as data, or refused in a sentence."""
+"""Untrusted files are read within bounds, as data only, or rejected with a sentence."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ W = "shared.weight"
 
 @pytest.fixture
 def folder(tmp_path):
-  """A T5 as it is exported, for a test to spoil."""
+  """An exported T5 for a test to damage."""
   huggingface.save(foreign.in_memory(CONFIG, PARAMS), epath.Path(tmp_path / "t5"))
   return tmp_path / "t5"
 
@@ -63,11 +63,11 @@ BAD_ENTRIES = {
 
 @pytest.mark.parametrize("case", BAD_ENTRIES)
 def test_a_tensor_that_its_header_misrepresents(case, folder):
-  """None shows the bytes of another, or of the header."""
+  """No tensor shows the bytes of another, or of the header."""
   changes, words = BAD_ENTRIES[case]
   path = folder / "model.safetensors"
   head, body = header(path)
-  order = [*(name for name in head if name != W), W]  # what overlaps is the last
+  order = [*(name for name in head if name != W), W]  # the overlapping one is last
   head[W] = head[W] | changes
   write(path, {name: head[name] for name in order}, body)
   with pytest.raises(UserError, match=words):
@@ -75,7 +75,7 @@ def test_a_tensor_that_its_header_misrepresents(case, folder):
 
 
 def test_headers_that_are_none(folder):
-  """Lengths beyond the file or the bound, brackets in brackets, names that come twice, bytes that belong to nothing."""
+  """Lengths beyond the file or the limit, deep nesting, duplicate names, bytes that belong to no tensor."""
   path = folder / "model.safetensors"
   head, body = header(path)
   again = json.dumps(head)[:-1].encode() + f', "{W}": {json.dumps(head[W])}}}'.encode()
@@ -97,7 +97,7 @@ def test_headers_that_are_none(folder):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers(value, folder, tmp_path):
-  """The message names the tensor and the place, of either format."""
+  """The message names tensor and position, in either format."""
   path = folder / "model.safetensors"
   head, body = header(path)
   place = head[W]["data_offsets"][0] + 4 * 17
@@ -112,12 +112,12 @@ def test_weights_that_are_no_numbers(value, folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_what_is_no_file_is_not_waited_for(name, folder):
-  """A pipe, on which reading would wait for ever; a device, which has no end; a folder."""
+  """A pipe, on which reading blocks; an endless device; a folder."""
   path = folder / name
   for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
     path.unlink()
     make(path)
-    with pytest.raises(UserError, match="is no file but a folder, a pipe or a device"):
+    with pytest.raises(UserError, match="is not a file but a folder, a pipe or a device"):
       huggingface.open_foreign(str(folder))
     path.rmdir() if path.is_dir() else path.unlink()
     path.touch()
@@ -141,7 +141,7 @@ BAD_VALUES += [("architectures", 3), ("architectures", [["a"]]), ("n_positions",
 
 @pytest.mark.parametrize("key, value", BAD_VALUES)
 def test_a_config_with_absurd_values(key, value, folder):
-  """Told at once, with the file that says so; nothing is computed with them."""
+  """An immediate error with the file, without any computation."""
   path = folder / "config.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
   with pytest.raises(UserError, match=r"config\.json: "):
@@ -153,7 +153,7 @@ def test_a_config_with_absurd_values(key, value, folder):
 )
 def test_a_config_that_is_no_json(content, folder):
   (folder / "config.json").write_bytes(content)
-  with pytest.raises(UserError, match=r"config\.json: (cannot be read as JSON|holds no JSON object)"):
+  with pytest.raises(UserError, match=r"config\.json: (cannot be read as JSON|not a JSON object)"):
     convert.open_foreign(str(folder))
 
 
@@ -180,7 +180,7 @@ def test_a_vocabulary_that_is_none(name, content, folder):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
 def test_a_pickle_is_refused_as_a_file_and_in_a_folder(name, folder):
-  """With the way round; and a file of weights alone says nothing of the model."""
+  """With an alternative; a file with weights alone does not describe the model."""
   with pytest.raises(UserError, match="give its folder"):
     convert.open_foreign(str(folder / "model.safetensors"))
   (folder / "model.safetensors").rename(folder / name)
@@ -216,14 +216,14 @@ def array(*content) -> bytes:
   ids=lambda content: repr(content[22:44]),
 )
 def test_msgpack_that_no_checkpoint_is(content, tmp_path, monkeypatch):
-  monkeypatch.setattr(flax_msgpack, "_MOST_VALUES", 20_000)  # to be quick
+  monkeypatch.setattr(flax_msgpack, "_MOST_VALUES", 20_000)  # to be fast
   (tmp_path / "checkpoint").write_bytes(content)
   with pytest.raises(UserError, match="checkpoint"):
     t5x.open_foreign(str(tmp_path / "checkpoint"))
 
 
 def test_a_name_is_no_dict(tmp_path):
-  """As text each within another doubles its length: a hundred bytes would take all memory."""
+  """Nested references double the text: a hundred bytes would take all memory."""
   path = tmp_path / "checkpoint"
   path.write_bytes(HEAD + b"\x81" * 18 + b"\xa1a" + b"\x01" * 18)
   with pytest.raises(UserError, match="checkpoint: .*a name that is neither text nor a number"):
@@ -240,7 +240,7 @@ BAD_ZARR = {
 
 
 def test_arrays_that_say_what_cannot_be(tmp_path):
-  """Sizes, dtypes and codecs; chunks that are pipes; more numbers than so few bytes can hold."""
+  """Sizes, dtypes and codecs; chunks that are pipes; more values than the bytes can hold."""
   folder = t5x_files.write(tmp_path / "t5x", t5x_files.parameters()) / "target.token_embedder.embedding"
   good = json.loads((folder / ".zarray").read_text())
   huge = {"shape": [2**31, 10], "chunks": [2**31, 10]}
@@ -251,11 +251,11 @@ def test_arrays_that_say_what_cannot_be(tmp_path):
   (folder / ".zarray").write_text(json.dumps(good))
   (folder / "0.0").unlink()
   os.mkfifo(folder / "0.0")
-  with pytest.raises(UserError, match="is no file but a folder, a pipe or a device"):
+  with pytest.raises(UserError, match="is not a file but a folder, a pipe or a device"):
     t5x.open_foreign(str(folder.parent))
 
 
-# ---- Anything --------------------------------------------------------------------------------------------------------
+# ---- Random content --------------------------------------------------------------------------------------------------
 
 _ANYTHING = st.recursive(
   st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
@@ -293,7 +293,7 @@ def anywhere(tmp_path_factory):
   st.dictionaries(st.text(max_size=4), _ENTRY | _ANYTHING, max_size=3) | _ANYTHING, st.binary(max_size=99)
 )
 def test_any_safetensors(anywhere, head, body):
-  """A header of anything before bytes of anything: read, each tensor within the file, or refused."""
+  """Random headers and bytes: read with each tensor within the file, or rejected."""
   text = json.dumps(head).encode()
 
   def read(path: pathlib.Path) -> None:
@@ -321,13 +321,13 @@ def test_any_bytes(anywhere, content):
     (anywhere / name).write_bytes(content)
     try:
       vocabulary_files.ids_of(epath.Path(anywhere / name))
-    except Exception as error:  # whatever its library raises, which who asks makes a sentence of
+    except Exception as error:  # any error of the library, which the caller converts to a sentence
       assert not isinstance(error, AttributeError | AssertionError)
 
 
-# ---- Nothing is run --------------------------------------------------------------------------------------------------
+# ---- No code execution -----------------------------------------------------------------------------------------------
 
-# File and name -> why it may.
+# File and name -> reason why it is allowed.
 _MAY = {
   ("runtime/imports.py", "exec_module"): "the user's own .py files, named by the user on this command line",
 }
@@ -336,7 +336,7 @@ _MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "ma
 
 
 def runs(tree: ast.AST) -> set[str]:
-  """What of a file could run what another file says."""
+  """Returns the calls of a file that could execute code from another file."""
   found = set()
   for node in ast.walk(tree):
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -357,7 +357,7 @@ def runs(tree: ast.AST) -> set[str]:
 
 @pytest.mark.slow
 def test_nothing_that_is_read_is_run():
-  """No pickle, no eval, no YAML but the safe kind, in all that is installed; exceptions have their reasons."""
+  """No pickle, eval or unsafe YAML in the whole package; exceptions have reasons."""
   for line in ("import pickle", "eval(x)", "yaml.load(x)", "np.load(x, allow_pickle=True)", "from torch import load"):
     assert runs(ast.parse(line)), line
   found = set()

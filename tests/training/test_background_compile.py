@@ -1,4 +1,4 @@
-"""A program that is compiled beside other things is the program that would have been compiled."""
+"""Background compilation gives the same results as a direct call."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def shape(*sizes):
 
 
 def test_it_gives_what_the_function_gives():
-  """Its own program takes the shapes that were named; others, the function itself."""
+  """The compiled program serves the named shapes; other shapes use the function itself."""
   calls = []
 
   def double(x):
@@ -30,14 +30,14 @@ def test_it_gives_what_the_function_gives():
 
 
 def test_the_mesh_is_set_in_its_thread():
-  """What is said of axes by name means those of the mesh."""
+  """Axis names resolve to the axes of the mesh."""
   spread = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, jax.P("data")))
   out = BackgroundCompile(spread, mesh(), shape(8))(jnp.ones(8))
   assert len(out.addressable_shards) == jax.device_count()
 
 
 def test_an_error_is_raised_where_it_is_called():
-  """That the function cannot be traced is known to whoever calls it, each time."""
+  """An error of tracing is raised by each call."""
 
   def fails(x):
     raise ValueError("no such thing")

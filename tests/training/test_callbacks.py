@@ -1,4 +1,4 @@
-"""Callbacks: the order of their hooks, what they may change, and a user's own."""
+"""Callbacks: the order of their hooks, their effects, and user callbacks."""
 
 import inspect
 import json
@@ -26,7 +26,7 @@ def config(**changes):
 
 
 class Recorder(Callback):
-  """Notes each hook with the step at which it was called."""
+  """Records each hook with the step of the call."""
 
   def __init__(self):
     self.calls = []
@@ -50,7 +50,7 @@ def train(config, workdir, *own):
 
 @pytest.mark.exhaustive
 def test_hooks_are_called_in_order(tmp_path):
-  """Of a run, and of the same command again, which has no step left."""
+  """In a run, and in a second call without steps left."""
   recorder = Recorder()
   train(config(), tmp_path, recorder)
   looks = ("on_evaluation", "on_step", "on_save", "on_step_end")
@@ -74,7 +74,7 @@ def test_hooks_are_called_in_order(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_callback_writes_the_learning_rate(tmp_path):
-  """As the documents show it: the rows are those of metrics.jsonl."""
+  """The example of the documents; its rows equal those of metrics.jsonl."""
 
   class LearningRates(Callback):
     def on_log(self, run, step, row):
@@ -103,7 +103,7 @@ def test_a_callback_ends_the_run_with_a_checkpoint(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "last"), [("on_batch", 3), ("on_step", 3), ("on_metrics", 3), ("on_step_end", 4)])
 def test_a_run_that_a_callback_ends_is_saved_and_measured(hook, last, tmp_path):
-  """Whichever hook ends it: the last step has a checkpoint, and each step its metrics."""
+  """With any hook: the last step has a checkpoint, and each step has its metrics."""
 
   class Enough(Callback):
     def __init__(self):
@@ -145,15 +145,13 @@ def test_a_file_of_a_callback_has_a_name_that_is_restored(tmp_path):
     def on_save(self, run):
       return {"_mine.json": b"{}"}
 
-  with pytest.raises(
-    t2t.UserError, match=r"Saves.on_save: '_mine.json' is the name of another file .* or cannot be one"
-  ):
+  with pytest.raises(t2t.UserError, match=r"Saves.on_save: '_mine.json' is reserved, or is not a valid file name"):
     train(config(), tmp_path, Saves())
 
 
 @pytest.mark.slow
 def test_a_rollback_to_before_the_last_checkpoint_is_refused(tmp_path):
-  """The workdir stays as it was: the same command goes on from the checkpoint."""
+  """The workdir does not change, and the same command resumes from the checkpoint."""
 
   class Late(Callback):
     def on_step(self, run):
@@ -170,7 +168,7 @@ def test_a_rollback_to_before_the_last_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.exhaustive
 def test_files_of_a_callback_are_saved_and_come_back(tmp_path):
-  """Where a run resumes, and after a rollback."""
+  """After a resume, and after a rollback."""
 
   class Remembers(Callback):
     def __init__(self):

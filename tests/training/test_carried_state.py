@@ -1,4 +1,4 @@
-"""Carried state: layers that are given in a step what they returned in the step before."""
+"""Carried state: layers receive the state that they returned in the previous step."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ ONE_DEVICE = {"data": 1}
 
 
 class Recurrent(Mlp):
-  """An MLP whose input has a matrix times what the layer returned for the rows before: the mean of its own input."""
+  """An MLP that adds a matrix times the previous step's output for the same rows, the mean of its input."""
 
   def __init__(self, config, rngs):
     super().__init__(config, rngs)
@@ -55,7 +55,7 @@ def batches(architecture, number):
 
 
 def steps(kind, mesh_shape, number=3, *, microbatches=1):
-  """The state after so many steps, the loss of each, and what was carried behind each."""
+  """Returns the state after some steps, the loss of each, and the carried state after each."""
   model_config = dataclasses.replace(toy.KINDS[kind], feed_forward="recurrent", dropout_rate=0.0, dtype="float32")
   model, collections = toy.model(model_config), {"carried": CarriedState(model_config, ROWS)}
   mesh = sharding.make_mesh(mesh_shape, devices=jax.devices()[:1] if mesh_shape == ONE_DEVICE else None)
@@ -80,7 +80,7 @@ def steps(kind, mesh_shape, number=3, *, microbatches=1):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "gpt2", "bert"])
 def test_a_step_is_given_what_the_step_before_returned(kind):
-  """Row by row and layer by layer; a reference that is given other states has another loss."""
+  """By row and by layer; a reference with other states has another loss."""
   graphdef, _, losses, carried = steps(kind, ONE_DEVICE, 1)
   model_config = dataclasses.replace(toy.KINDS[kind], feed_forward="recurrent", dropout_rate=0.0, dtype="float32")
   model = toy.model(model_config)
@@ -109,7 +109,7 @@ def test_a_step_is_given_what_the_step_before_returned(kind):
   [({"data": 8}, 1), ({"fsdp": 4, "tensor": 2}, 1), (ONE_DEVICE, 4), ({"data": 2, "fsdp": 2, "tensor": 2}, 2)],
 )
 def test_rows_keep_their_states_on_every_mesh(mesh_shape, microbatches):
-  """Also where a batch is cut into microbatches, and where each copy of the parameters adds up its own gradients."""
+  """Also with microbatches, and with a separate gradient sum for each copy of the parameters."""
   _, state, losses, carried = steps("llama", ONE_DEVICE)
   _, other, theirs, also = steps("llama", mesh_shape, microbatches=microbatches)
   np.testing.assert_allclose(theirs, losses, rtol=1e-4)
@@ -120,7 +120,7 @@ def test_rows_keep_their_states_on_every_mesh(mesh_shape, microbatches):
 
 @pytest.mark.slow
 def test_a_run_that_carries_states_resumes_to_the_bit(tmp_path):
-  """A run that stopped after two steps goes on as the one that never stopped; evaluation carries nothing."""
+  """A run that stopped after two steps equals an uninterrupted run; evaluation carries nothing."""
   options = {"model.feed_forward": "recurrent", "checkpoint.save_interval_steps": 1}
   whole = train(config(**options), tmp_path / "whole")
   own = {"batches": test_array_batches.random_batches, "eval_batches": test_array_batches.held_out()}

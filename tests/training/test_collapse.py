@@ -43,7 +43,7 @@ _THREE = -0.13 * math.log(0.13) - 0.87 * math.log(0.87)
   ],
 )
 def test_a_loss_at_chance_is_reported_once(name, heads, loss, values, cause):
-  """After fifty steps within a thousandth, and not again; one step elsewhere begins anew."""
+  """After fifty steps within a thousandth, and only once; a step elsewhere restarts the count."""
   found, far = watch(name, heads=heads, loss=loss), {key: 1.1 * value for key, value in values.items()}
   near = values | {key: value * 1.0009 for key, value in values.items() if key.endswith("loss") and value < 20}
   said = [text for step in range(1, 200) for text in found.step(step, far if step == 40 else near)]
@@ -51,7 +51,7 @@ def test_a_loss_at_chance_is_reported_once(name, heads, loss, values, cause):
 
 
 def test_a_loss_that_only_passes_chance_is_not_reported():
-  """It is near it for less than fifty steps; or the rate is that of the first steps of a long warm-up."""
+  """Near chance for fewer than fifty steps, or at the low rates of a long warm-up."""
   found = watch("tiny_t5")
   falls = [math.log(4_224) * (1.02 - 0.001 * step) for step in range(200)]
   assert not [text for step, loss in enumerate(falls, start=1) for text in found.step(step, {"loss": loss})]
@@ -62,7 +62,9 @@ def test_a_loss_that_only_passes_chance_is_not_reported():
 
 
 def test_evaluations_that_stay_at_a_baseline_are_reported():
-  """A constant predictor is a little above one fitted on held-out text; one that falls, or is far above, is not."""
+  """A constant predictor has a slightly higher loss than one fitted on held-out text; falling or much higher losses
+  differ.
+  """
   unigram = Baseline("unigram model", 5.0, "knows how often", cause="ignores its input")
   for losses_, reported in (((5.04, 5.041), True), ((5.04, 5.0), False), ((5.5, 5.5), False), ((4.9, 4.9), False)):
     found = watch("tiny_t5")
@@ -73,7 +75,7 @@ def test_evaluations_that_stay_at_a_baseline_are_reported():
 
 
 def test_chance_is_what_equal_vectors_and_logits_have():
-  """Of a toy batch, computed by the loss itself."""
+  """The loss of a toy batch equals the baseline."""
   baseline = losses.cross_entropy.uniform(40)
   logits = toy.jnp.zeros((3, 40))
   loss, _, _ = losses.token_cross_entropy(logits, toy.jnp.arange(3), z_loss=0.0, label_smoothing=0.0)

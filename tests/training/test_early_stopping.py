@@ -1,4 +1,4 @@
-"""Early stopping: by how many evaluations without a better one, whatever stops and goes on in between."""
+"""Early stopping by the number of evaluations without improvement, also after resumes."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ from t2t.configuration.loading import load_config, records
 from t2t.training import config_checks
 from t2t.training.callbacks import early_stopping
 
-text = test_train.text  # the fixture
+text = test_train.text  # fixture
 CONFIG = records(load_config("tiny")).eval
 
 
 def noted(values, *, patience=2, early_stopping_metric="loss", stopped=False):
-  """After how many evaluations the run ends; `stopped`: it is saved and goes on after each."""
+  """Returns after how many evaluations the run ends; `stopped` saves and resumes after each."""
   config = dataclasses.replace(CONFIG, patience=patience, early_stopping_metric=early_stopping_metric)
   found = early_stopping.EarlyStop(config, {})
   for number, value in enumerate(values, start=1):
@@ -34,7 +34,7 @@ def noted(values, *, patience=2, early_stopping_metric="loss", stopped=False):
 @pytest.mark.parametrize(
   ("values", "patience", "ends"),
   [
-    ([3.0, 2.0, 2.5, 2.0], 2, 4),  # as good is not better
+    ([3.0, 2.0, 2.5, 2.0], 2, 4),  # an equal value is no improvement
     ([3.0, 2.0, 2.5, 1.9, 2.0, 2.0], 2, 6),
     ([3.0, math.nan], 1, 2),
     ([math.nan, 3.0, 2.0, 2.5], 2, None),
@@ -46,14 +46,14 @@ def noted(values, *, patience=2, early_stopping_metric="loss", stopped=False):
 def test_it_ends_when_so_many_were_no_better(values, patience, ends, stopped):
   found = noted(values, patience=patience, stopped=stopped)
   assert (found and found[0]) == ends
-  # Of a task's metric more is better.
+  # Higher is better for metrics of tasks.
   found = noted([-value for value in values], patience=patience, early_stopping_metric="rte/accuracy", stopped=stopped)
   assert (found and found[0]) == ends
 
 
 def test_it_says_what_was_best():
   _, why = noted([3.0, 2.0, 2.5, 2.5])
-  assert why.startswith("loss 2.0000 of step 20 was not bettered in 2 evaluations")
+  assert why.startswith("loss 2.0000 of step 20 did not improve in 2 evaluations")
 
 
 def test_a_stage_begins_anew():
@@ -68,10 +68,10 @@ def test_a_stage_begins_anew():
 
 def test_a_metric_that_is_not_measured_is_refused():
   found = early_stopping.EarlyStop(dataclasses.replace(CONFIG, patience=1, early_stopping_metric="rte/acuracy"), {})
-  with pytest.raises(UserError, match="measured by loss, rte/accuracy; did you mean rte/accuracy"):
+  with pytest.raises(UserError, match="Give one of loss, rte/accuracy; did you mean rte/accuracy"):
     found.note(1, {"loss": 1.0, "rte/accuracy": 2.0})
   with pytest.raises(
-    UserError, match="early_stopping_metric='eval/loss': the run is measured by loss; did you mean loss"
+    UserError, match="early_stopping_metric='eval/loss': not a metric of this run. Give one of loss; did you mean loss"
   ):
     config_checks.check_measured(dataclasses.replace(CONFIG, patience=1, early_stopping_metric="eval/loss"), ["loss"])
   config_checks.check_measured(dataclasses.replace(CONFIG, patience=0, early_stopping_metric="eval/loss"), ["loss"])
@@ -84,13 +84,13 @@ def test_a_patience_below_0_is_refused():
 
 @pytest.mark.exhaustive
 def test_a_run_ends_early_and_goes_on_with_more_patience(text, tmp_path, capsys):
-  """At a rate of 0 nothing becomes better: the second evaluation without a better one is the last."""
+  """At a learning rate of 0 nothing improves: the second evaluation without improvement is the last."""
   still = ("--config.optimizer.learning_rate=0.0", "--config.eval.every=1", "--config.train.steps=6")
   arguments = lambda *options: test_nan_policy.arguments(text, tmp_path, *still, *options)
   assert command.main(arguments("--config.eval.patience=2")) == 0
-  assert "of step 1 was not bettered in 2 evaluations (config.eval.patience=2)" in (err := capsys.readouterr().err), err
+  assert "of step 1 did not improve in 2 evaluations (config.eval.patience=2)" in (err := capsys.readouterr().err), err
   assert list(test_train.losses(tmp_path)) == [1, 2, 3] and (tmp_path / "checkpoints" / "3").is_dir()
-  assert command.main(arguments("--config.eval.patience=2")) == 0  # has ended
-  assert list(test_train.losses(tmp_path)) == [1, 2, 3] and "not bettered in 2" in capsys.readouterr().err
+  assert command.main(arguments("--config.eval.patience=2")) == 0  # the run has ended
+  assert list(test_train.losses(tmp_path)) == [1, 2, 3] and "did not improve in 2" in capsys.readouterr().err
   assert command.main(arguments("--config.eval.patience=4")) == 0
   assert list(test_train.losses(tmp_path)) == [1, 2, 3, 4, 5]

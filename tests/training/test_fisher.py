@@ -1,4 +1,4 @@
-"""Fisher information, and runs that it holds near an earlier task (EWC)."""
+"""Fisher information, and elastic weight consolidation (EWC)."""
 
 import dataclasses
 import functools
@@ -42,13 +42,13 @@ def mesh_of(name):
   return sharding.make_mesh(sizes, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
-# ---- The information -------------------------------------------------------------------------------------------------
+# ---- Estimation ------------------------------------------------------------------------------------------------------
 
 
 def some_batch(architecture):
-  """Six examples of uneven lengths, and two rows of zeros behind."""
+  """Returns six examples of uneven lengths, followed by two rows of zeros."""
   batch = toy.batch((8, 5, 3, 7, 6, 4), (6, 2, 5, 3, 4, 1), architecture=architecture)
-  if architecture == "encoder_only":  # of each something is masked
+  if architecture == "encoder_only":  # each has a masked token
     batch["encoder_loss_weights"] = batch["encoder_loss_weights"].at[:, 0].set(1.0)
   return {name: jnp.pad(x, ((0, 2), (0, 0))) for name, x in batch.items()}
 
@@ -68,7 +68,7 @@ def found(kind, mesh, *, counts=(8,)):
 
 
 def reference(kind, rows):
-  """Of each example by itself the gradient of its log-likelihood, from plain logits; squared, and averaged."""
+  """Returns the mean squared gradient of single examples' log-likelihoods, from plain logits."""
   config = toy.KINDS[kind]
   graphdef, params = toy.split(toy.model(config))
   batch = some_batch(config.architecture)
@@ -90,7 +90,7 @@ def reference(kind, rows):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 def test_it_is_the_mean_of_single_examples_squared_gradients(kind):
-  """Of all targets of an example together; rows of zeros are no examples."""
+  """Over all targets of an example; rows of zeros do not count."""
   sums = found(kind, mesh_of("one"))
   assert float(sums.examples) == 6
   toy.assert_trees_close(sums.mean, reference(kind, range(6)), rtol=1e-3, atol=1e-6)
@@ -100,7 +100,7 @@ def test_it_is_the_mean_of_single_examples_squared_gradients(kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh", ["data", "fsdp", "all"])
 def test_meshes_give_the_same(mesh):
-  """With several rows at a time, and with parameters in shards; over batches, the last cut off."""
+  """With several rows at a time and sharded parameters, over several batches with a partial last one."""
   sums = found("t5_1_1", mesh_of(mesh), counts=(8, 3))
   assert float(sums.examples) == 9
   expected = reference("t5_1_1", [0, 1, 2, 3, 4, 5, 0, 1, 2])
@@ -109,7 +109,7 @@ def test_meshes_give_the_same(mesh):
 
 @pytest.mark.exhaustive
 def test_it_is_of_what_heads_are_asked():
-  """Each example a head of its own: not divided by how many answers a batch has."""
+  """Each example has its own head; gradients are not divided by the number of answers in a batch."""
   config, (batch, _) = test_head_losses.with_heads("bert"), test_head_losses.asked("encoder_only", number=1)
   compute, params, loss = test_head_losses.loss_of(config)
   number = len(batch["encoder_input_tokens"])
@@ -127,26 +127,24 @@ def test_it_is_of_what_heads_are_asked():
 
 
 def test_only_a_likelihood_has_it():
-  """What training adds to the likelihood is left out, and a loss that is none is refused."""
+  """Regularizers are left out, and other losses are an error."""
   config = records(
     override(load_config("tiny_t5"), ["--config.train.z_loss=0.1", "--config.train.label_smoothing=0.1"])
   )
   made = fisher_lib.likelihood(config).config
   assert (made.z_loss, made.label_smoothing) == (0.0, 0.0)
-  with pytest.raises(
-    UserError, match="config.train.loss=electra: gives an example no likelihood.*: cross_entropy, heads"
-  ):
+  with pytest.raises(UserError, match="config.train.loss=electra: is not a likelihood, .* cross_entropy, heads"):
     fisher_lib.likelihood(config.with_(train={"loss": "electra"}))
 
 
-# ---- The penalty -----------------------------------------------------------------------------------------------------
+# ---- Penalty ---------------------------------------------------------------------------------------------------------
 
 THEN = {"embed": 1.0, "encoder": {"layers": {"up": np.array([1.0, -2.0])}}, "heads": {"sure": 3.0}}
 INFORMATION = {"embed": jnp.array(0.5), "encoder/layers/up": jnp.array([4.0, 1e-6])}
 
 
 def steps(config, number, *, loss, information=None):
-  """Parameters after some updates from `THEN`, flat."""
+  """Returns the parameters after some updates from `THEN`, flat."""
   tx, _ = optimizers.make_optimizer(config, 100)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
   state = tx.init(params)
@@ -163,7 +161,7 @@ def data_loss(params):
 
 
 def penalised(params):
-  """The formula: lambda / 2 * F * (theta - theta*)**2, summed; heads are let go."""
+  """Computes lambda / 2 * F * (theta - theta*)**2, summed; heads have no anchor."""
   now, then = toy.flat(params), toy.flat(THEN)
   return data_loss(params) + sum(
     0.7 / 2 * jnp.sum(f * (now[path] - then[path]) ** 2) for path, f in INFORMATION.items()
@@ -173,18 +171,18 @@ def penalised(params):
 @pytest.mark.exhaustive_from(3)
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "muon"])
 def test_it_is_the_gradient_of_the_penalty(name):
-  """By autodiff of the formula; in front of the optimizer, so that each takes steps down the sum of both."""
+  """Compared with autodiff of the formula; it precedes the optimizer, so that each step follows the sum of both."""
   rules = (".: anchor=0.7", "heads: anchor=0")
   config = toy.optimizer_config(name=name, clip_norm=1.0)
   held = dataclasses.replace(config, param_groups=rules, fisher="somewhere")
   actual = steps(held, 5, loss=data_loss, information=INFORMATION)
   toy.assert_trees_close(actual, steps(config, 5, loss=penalised), rtol=1e-5)
-  if name == "sgd":  # others' steps are as long whatever the gradient
+  if name == "sgd":  # other optimizers' steps do not scale with the gradient
     assert not np.allclose(actual["embed"], steps(config, 5, loss=data_loss)["embed"], rtol=1e-3)
 
 
 def test_what_is_in_files_is_left_out_and_put_back():
-  """Of a state, whatever else is in it; distances are those of what is held, or else asked for."""
+  """With any other state; distances are of anchored parameters, or of those requested."""
   config = toy.optimizer_config(param_groups=("layers: anchor=1",), fisher="somewhere", log_distance=True)
   tx, _ = optimizers.make_optimizer(config, 10)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
@@ -203,21 +201,21 @@ def test_what_is_in_files_is_left_out_and_put_back():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ((), "config.optimizer.fisher=F: says how fast .* no rule of config.optimizer.param_groups says which: add one"),
+    ((), "config.optimizer.fisher=F: no rule of config.optimizer.param_groups sets anchor, .* Add a rule"),
     (
       ("--config.optimizer.param_groups=.: anchor=1", "--config.lora.rank=2"),
-      "config.optimizer.fisher=F: config.lora leaves what the checkpoint has learned as it is",
+      "config.optimizer.fisher=F: config.lora already freezes the checkpoint's parameters",
     ),
   ],
 )
 def test_what_would_hold_nothing_is_refused(options, message):
-  """By the config alone."""
+  """From the config alone."""
   config = records(override(load_config("tiny_t5"), ["--config.optimizer.fisher=F", *options]))
   with pytest.raises(UserError, match=message):
     recipe.make(config)
 
 
-# ---- The commands ----------------------------------------------------------------------------------------------------
+# ---- Commands --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -227,7 +225,7 @@ def base():
 
 @pytest.fixture(scope="module")
 def information(tmp_path_factory):
-  """Of the model that the tests have trained, by the command."""
+  """Returns the Fisher information of the shared test model, from the command."""
   base()
   out = tmp_path_factory.mktemp("fisher") / "out"
   assert command.main(["fisher", str(base()), "--output", str(out), "--examples", "12"]) == 0
@@ -235,7 +233,7 @@ def information(tmp_path_factory):
 
 
 def train(workdir, information, *options, steps=2, paths=".: anchor=1000"):
-  """A later run, on a mesh of eight."""
+  """Trains a later run, on a mesh of eight."""
   mesh = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
   held = (f"--config.optimizer.fisher={information}", f"--config.optimizer.param_groups={paths}")
   start = (f"--config.init.checkpoint={base()}", f"--config.train.steps={steps}", "--config.train.seed=7")
@@ -248,14 +246,14 @@ def metrics(workdir):
 
 
 def read(opened, mesh):
-  """Path -> what was written."""
+  """Returns path -> saved array."""
   shape = lambda entry: jax.ShapeDtypeStruct(entry.shape, "float32", sharding=sharding.replicated(mesh))
   return fisher_store._information(opened, {path: shape(entry) for path, entry in opened.base.entries.items()})
 
 
 @pytest.mark.exhaustive
 def test_two_processes_write_what_one_does(tmp_path):
-  streams = "--config.data.num_streams=2"  # else as many as there are processes, each with its own examples
+  streams = "--config.data.num_streams=2"  # otherwise one per process, each with its own examples
   run = ["fisher", str(base()), "--output", str(tmp_path / "out"), "--examples", "12", streams]
   verify = ["checkpoint", "verify", str(tmp_path / "out")]
   codes, said = test_hosts.Processes(2, 1, [run, verify], cache=tmp_path).wait()
@@ -269,7 +267,7 @@ def test_two_processes_write_what_one_does(tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_command(information, capsys):
-  """What it wrote is the mean over its examples, names what it is of, and is as large as the parameters."""
+  """The result is the mean over its examples, names its checkpoint, and has the parameters' shapes."""
   source = pretrained.read_source(str(base()))
   mesh = mesh_of("one")
   opened = fisher_store.open_fisher(str(information))
@@ -287,12 +285,12 @@ def test_the_command(information, capsys):
 
 @pytest.mark.parametrize(("mean", "anchor"), [(1e-3, 300), (2.48e-8, 1e7), (4.0, 0.08)])
 def test_the_advised_anchor_follows_from_the_mean(mean, anchor):
-  """Their product is about the same, to one digit."""
+  """The product of both is about constant, to one digit."""
   assert fisher_command.anchor(mean) == pytest.approx(anchor, rel=1e-6)
 
 
 def test_information_that_holds_nothing_is_told():
-  """Without advice on how to use it."""
+  """No anchor is suggested."""
   diagonal = {"embed": jnp.zeros((2, 3))}
   config = records(load_config("tiny_t5"))
   found = estimate_fisher.FisherInformation(diagonal, diagonal, 3, config)
@@ -303,7 +301,7 @@ def test_information_that_holds_nothing_is_told():
 
 @pytest.mark.exhaustive
 def test_a_held_run_goes_on_bit_for_bit(information, tmp_path, capsys):
-  """What holds it is in none of its checkpoints, and may have moved; it stays nearer than one that is hardly held."""
+  """Checkpoints leave the Fisher files out, which may have moved; the run stays nearer than one with a weak anchor."""
   moved = tmp_path / "moved"
   for steps_ in (2, 4):
     assert train(tmp_path / "parts", information if steps_ == 2 else moved, steps=steps_) == 0
@@ -328,7 +326,7 @@ def refused(capsys, *arguments, **named):
 
 @pytest.mark.exhaustive
 def test_information_of_another_model_is_refused(information, tmp_path, capsys):
-  """Of the same shapes by a digest, in one line, and before a step; and of others by the first that differs."""
+  """Found by a digest for equal shapes, and by the first difference for others; one line, before any step."""
   other = trained.workdir("encoder_decoder")
   assert command.main([*trained.arguments("encoder_decoder", tmp_path / "other"), "--config.train.seed=3"]) == 0
   told = refused(capsys, tmp_path / "run", information, f"--config.init.checkpoint={tmp_path / 'other'}")
@@ -355,7 +353,7 @@ def test_information_of_another_model_is_refused(information, tmp_path, capsys):
 
 
 def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
-  """Unless config.init.checkpoint says where it is now."""
+  """Unless config.init.checkpoint gives its new path."""
   shutil.copytree(base(), tmp_path / "copy")
   config = records(override(load_config("tiny_t5"), []))
   opened = fisher_store.open_fisher(str(information))
@@ -376,11 +374,11 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   [
     (("--config.data.mixtrue=a",), "no such key; nearest: data.mixture"),
     (("--config.data.mixtrue=a b",), "no such key; nearest: data.mixture"),
-    (("--config.train.loss=electra",), "config.train.loss=electra: gives an example no likelihood"),
+    (("--config.train.loss=electra",), "config.train.loss=electra: is not a likelihood"),
   ],
 )
 def test_what_cannot_be_asked(arguments, message, tmp_path, capsys):
-  """Before anything is computed."""
+  """Before any computation."""
   assert command.main(["fisher", *arguments, str(base()), "--output", str(tmp_path / "out")]) == 2
   assert re.search(message, capsys.readouterr().err)
   assert not (tmp_path / "out").exists()

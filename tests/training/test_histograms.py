@@ -1,4 +1,4 @@
-"""How parameters are spread, and that the step is the same with and without."""
+"""Histograms of parameters and updates, which do not change the step."""
 
 import dataclasses
 import types
@@ -15,7 +15,7 @@ from t2t.training.callbacks import histograms
 
 
 def looked_at(every, steps, *, change=lambda x: x + 0.5, mesh_shape=None):
-  """What is found in steps that change every parameter so, and the state after them."""
+  """Returns the histograms of steps with these updates, and the state after them."""
   state = test_manager.make_state(mesh_shape=mesh_shape) if mesh_shape else test_manager.make_state()
   found = {}
   logger = types.SimpleNamespace(histograms=found.__setitem__)
@@ -25,7 +25,7 @@ def looked_at(every, steps, *, change=lambda x: x + 0.5, mesh_shape=None):
   for number in range(1, steps + 1):
     drawn.on_batch(run, "batch")
     changed = jax.tree.map(change, run.state.params)
-    jax.tree.map(lambda x: x.delete(), run.state.params)  # as a step does that is given its memory
+    jax.tree.map(lambda x: x.delete(), run.state.params)  # as a step that donates its input
     run.state, run.step = dataclasses.replace(run.state, params=changed), number
     drawn.on_step(run)
   return found, run.state
@@ -33,7 +33,7 @@ def looked_at(every, steps, *, change=lambda x: x + 0.5, mesh_shape=None):
 
 @pytest.mark.slow
 def test_values_and_updates_are_counted():
-  """At every so many steps, as NumPy counts them, on a mesh that shards them, too."""
+  """At the interval, equal to NumPy's counts, also on a mesh."""
   random = iter(range(100))
   noisy = lambda x: x + jax.random.normal(jax.random.key(next(random)), x.shape)
   found, state = looked_at(2, 5, change=noisy, mesh_shape={"fsdp": 4, "tensor": 2})
@@ -47,13 +47,14 @@ def test_values_and_updates_are_counted():
     np.testing.assert_allclose((each.limits[0], each.limits[-1]), (x.min(), x.max()), rtol=1e-6)
     np.testing.assert_allclose((each.sum, each.sum_squares), (x.sum(), np.square(x).sum()), rtol=1e-3, atol=1e-3)
     expected, _ = np.histogram(x, bins=histograms.BINS)
-    assert sum(each.counts) == x.size and np.abs(np.asarray(each.counts) - expected).sum() <= 2  # at a bin's border
+    # at the border of a bin
+    assert sum(each.counts) == x.size and np.abs(np.asarray(each.counts) - expected).sum() <= 2
     assert sum(found[4][f"updates/{name}"].counts) == x.size
 
 
 @pytest.mark.slow
 def test_an_array_of_one_value_has_a_histogram():
-  """And one that is not finite has none."""
+  """An array with NaN or Inf has none."""
   found, state = looked_at(1, 1)
   assert all(sum(each.counts) > 0 for each in found[1].values())
   for name, each in found[1].items():
@@ -64,7 +65,7 @@ def test_an_array_of_one_value_has_a_histogram():
 
 
 def test_without_them_nothing_is_looked_at():
-  """A config without them has no such callback."""
+  """A config without histograms has no such callback."""
   config = records(load_config("tiny"))
   kinds = lambda config: [type(each) for each in callbacks.of_run(config)]
   assert histograms.Histograms not in kinds(config)

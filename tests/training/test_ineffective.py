@@ -1,4 +1,4 @@
-"""Settings that cannot take effect are refused, or reported by name, before a run begins."""
+"""Settings that cannot take effect are an error or are reported by name, before a run begins."""
 
 import re
 
@@ -27,9 +27,9 @@ def notes(*options, name="tiny_t5", begins=True):
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
 def test_a_warmup_as_long_as_the_run_is_refused(schedule):
-  """The rate would never come to its top; a resumed run is only told."""
+  """The rate would never reach its peak; a resumed run only reports it."""
   options = ("train.steps=4", f"optimizer.schedule={schedule}", "optimizer.warmup_steps=10_000")
-  message = r"warmup_steps=10000 is a warm-up of 10000 steps, and the run has 4: .* would not pass 2e-05 of 0.05"
+  message = r"warmup_steps=10000 is a warm-up of 10000 steps, but the run has 4: .* would not pass 2e-05 of 0.05"
   with pytest.raises(UserError, match=message):
     notes(*options)
   assert "2e-05 of 0.05" in notes(*options, begins=False)[0]
@@ -39,7 +39,7 @@ def test_a_warmup_as_long_as_the_run_is_refused(schedule):
 
 
 def test_a_warmup_as_long_as_a_stage_is_refused():
-  """A stage with a rate of its own has a schedule over its own steps."""
+  """A stage with its own rate has a schedule over its own steps."""
   own = '{"name": "a", "fraction": 0.9}, {"name": "b", "optimizer.learning_rate": 0.1, "optimizer.warmup_steps": 50}'
   with pytest.raises(UserError, match=r"config.stages, b: optimizer.warmup_steps=50 is .* the stage has 50"):
     notes(f"stages={own}")
@@ -51,7 +51,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
   [
     ("optimizer.schedule=t5_inverse_sqrt optimizer.warmup_steps=500", "the learning rate stays at 0.05"),
     ("optimizer.warmup_ratio=0.0005", "of 500 steps is less than one step: there is no warm-up"),
-    ("optimizer.warmup_steps=499", "the warm-up leaves one of 500 steps: the learning rate does not fall"),
+    ("optimizer.warmup_steps=499", "the warm-up leaves one of 500 steps, so the learning rate does not fall"),
     (
       "optimizer.schedule=wsd optimizer.decay_fraction=0.002",
       "of 500 steps is 1 step: the learning rate does not fall",
@@ -85,7 +85,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
       "eval.early_stopping_metric=rte/f1",
       "early_stopping_metric=rte/f1 has no effect: config.eval.patience=0: no evaluation ends the run",
     ),
-    ("nan_policy.spike_deviations=4 nan_policy.spike_window=500", "no loss counts as a spike; give fewer steps"),
+    ("nan_policy.spike_deviations=4 nan_policy.spike_window=500", "no loss counts as a spike. Give a smaller window"),
     ("nan_policy.on_spike=rollback", "config.nan_policy.on_spike=rollback has no effect"),
     ("nan_policy.max_skipped_fraction=0.5", "no update is skipped"),
     ("model.rotary_base=500000", "rotary_base=500000.0 has no effect: config.model.positions=relative"),
@@ -102,8 +102,11 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("data.files=a.txt data.alpha=0.3", "config.data.alpha=0.3 has no effect"),
     ("data.files=a.txt data.translation=fr", "translation=fr has no effect: config.data.objective=span_corruption"),
     ("data.files=a.txt data.annotations=names", "config.data.annotations=names has no effect"),
-    ("data.files=a.txt eval.num_shots=2", "config.eval.num_shots=2 has no effect: .* has no answers to measure"),
-    ("data.mixture=rte data.language=sw", "config.data.mixture=rte makes the examples itself"),
+    (
+      "data.files=a.txt eval.num_shots=2",
+      "config.eval.num_shots=2 has no effect: .* training text without answers to evaluate",
+    ),
+    ("data.mixture=rte data.language=sw", "config.data.mixture=rte defines the examples itself"),
     ("data.mixture=rte data.field=body", "config.data.field=body has no effect"),
     ("data.mixture=rte data.noise_density=0.3", "config.data.noise_density=0.3 has no effect"),
     ("data.mixture=rte data.alpha=0.3", "config.data.alpha=0.3 has no effect: config.data.sources is empty"),
@@ -116,7 +119,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
   ],
 )
 def test_what_has_no_effect_is_reported(options, message):
-  """One sentence with the key and its value; without the setting there is none."""
+  """The note is one sentence with the key and its value; without the setting there is none."""
   found = [note for note in notes(*options.split()) if re.search(message, note)]
   assert len(found) == 1
   assert not [note for note in notes() if re.search(message, note)]
@@ -138,22 +141,22 @@ def test_what_has_no_effect_is_reported(options, message):
   ],
 )
 def test_keys_that_a_table_does_not_read_are_reported(option):
-  """Columns make the examples; splits, objectives and rates are of other data."""
+  """A table defines examples by its columns; splits, objectives and rates belong to other data."""
   found = notes("data.files=a.tsv", "data.mixture=", "data.labels=auto", f"data.{option}")
   assert [note for note in found if "a table" in note] == [
-    f"config.data.{option} has no effect: config.data.files is a table (config.data.labels), whose columns make the"
-    " examples"
+    f"config.data.{option} has no effect: config.data.files is a table (config.data.labels), whose columns define"
+    " the examples"
   ]
 
 
 def test_writing_by_an_encoder_alone_is_reported():
-  """Its tasks are answered by heads."""
+  """Heads answer its tasks."""
   (note,) = (note for note in notes("eval.method=generate", name="tiny_bert") if "eval.method" in note)
-  assert note == "config.eval.method=generate has no effect: an encoder alone writes nothing"
+  assert note == "config.eval.method=generate has no effect: an encoder alone generates no text"
 
 
 def test_a_ratio_in_place_of_steps_is_reported():
-  """A script that sets the one on a config that has the other."""
+  """A script may set one key on a config with the other."""
   config = load_config("tiny_t5")
   config.optimizer.warmup_steps = 7
   made = records(config).with_(train={"loss": "cross_entropy"})
@@ -163,7 +166,7 @@ def test_a_ratio_in_place_of_steps_is_reported():
 
 @pytest.mark.slow
 def test_shipped_configs_have_no_setting_without_effect():
-  """One size of each family; those that begin with a checkpoint, which is given besides, report that there is none."""
+  """Checks one size of each family; configs that start from a checkpoint report that it is missing."""
   families = {load_config(name).data.mixture: name for name in config_names()}
   for name in families.values():
     assert [note for note in notes(name=name) if "config.init.use_model_config=True" not in note] == [], name
@@ -182,7 +185,7 @@ class _Reads:
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_keys_of_optimizers_are_those_that_they_read(name):
-  """All that the table says of each, and no more."""
+  """The table lists exactly these keys for each optimizer."""
   fields = vars(toy.optimizer_config(name=name))
   config = _Reads(optimizers._OfModel(**fields, num_layers=1))
   params = {"encoder/layers/up": jnp.ones((1, 2, 2)), "bias": jnp.ones(2)}
@@ -194,7 +197,7 @@ def test_keys_of_optimizers_are_those_that_they_read(name):
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_keys_of_schedules_are_those_that_they_read(name):
-  """The ratio is made steps before."""
+  """The ratio is converted to steps before."""
   config = _Reads(toy.optimizer_config(schedule=name))
   schedules.SCHEDULES[name](config, 100)
   told = {key for key, names in ineffective._BY_SCHEDULE.items() if name in names} - {"warmup_ratio"}
@@ -202,7 +205,7 @@ def test_keys_of_schedules_are_those_that_they_read(name):
 
 
 def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
-  """Of 4 steps of 2 rows one in a thousand is none; at a tenth it is one."""
+  """A source with 1/1000 of 4 steps of 2 rows is never drawn; with a tenth it is drawn once."""
   for name in ("often", "seldom"):
     monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, name, test_recipe.test_head_examples.task().replace(name=name))
   for rate in (0.001, 0.2):
@@ -218,7 +221,7 @@ def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_epochs_that_leave_examples_unread_are_reported(config, capsys):
-  """Of five examples a step of four leaves one."""
+  """A step of four leaves one of five examples unread."""
   for number, unread in ((2.0, False), (2.5, True)):
     train_data.resolved_stages(test_recipe.epochs(config, number, batch_size=4))
     assert ("unread in the last epoch" in capsys.readouterr().err) == unread

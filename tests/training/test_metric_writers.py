@@ -13,19 +13,19 @@ from t2t.training.metric_writers import Histogram
 
 
 def test_wrapped_lines_have_a_width():
-  """Words stay whole, behind the label."""
+  """Words stay whole, after the label."""
   text = metric_writers.wrapped("input", "one two three four", width=26)
   assert text == "  input        one two\n" + " " * 15 + "three four"
 
 
 @pytest.mark.parametrize("text", ["", " "])
 def test_an_empty_text_keeps_its_label(text):
-  """And is told to be empty."""
+  """The text is shown as empty."""
   assert metric_writers.wrapped("prediction", text) == "  prediction   (empty)"
 
 
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
-  """Off a terminal: the first step, the last, and one every ten seconds between."""
+  """Without a terminal: the first step, the last, and one every ten seconds between."""
   now = [0.0]
   monkeypatch.setattr(metric_writers.time, "monotonic", lambda: now[0])
   line = metric_writers.ProgressLine(0, 100)
@@ -41,7 +41,7 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
 
 
 def test_read_metrics_passes_over_what_is_no_row(tmp_path):
-  """A line that was being written when the run was killed, and whatever else has got into the file."""
+  """A line that was torn by a kill, and any other content."""
   path = epath.Path(tmp_path / "metrics.jsonl")
   assert metric_writers.read_metrics(path, "a") == {}
   broken = [b'{"step": 2, "a"', b"7", b'{"a": 1.0}', b'{"step": "2", "a": 1.0}', b"\xff\x00", b"[" * 100_000, b""]
@@ -55,7 +55,7 @@ def rows(workdir):
 
 
 def events(workdir):
-  """(step, name, value) of each scalar in the event files, as TensorBoard reads them."""
+  """Returns (step, name, value) of each scalar in the event files, as TensorBoard reads them."""
   found = []
   for path in sorted((workdir / "tensorboard").iterdir()):
     with path.open("rb") as file:
@@ -66,7 +66,7 @@ def events(workdir):
 
 
 def test_writer_makes_rows_and_tensorboard_events(tmp_path):
-  """What is written is in the files after `flush`, also while the run goes on."""
+  """Rows are in the files after `flush`, also during the run."""
   writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   for step in (7, 8):
     writer.write(step, {"train/loss": 2.5, "train/accuracy": 0.25})
@@ -81,7 +81,7 @@ def test_writer_makes_rows_and_tensorboard_events(tmp_path):
 
 
 def test_event_files_are_those_of_tensorboards_own_writer(tmp_path):
-  """The same scalars through tensorboardX, whose framing and checksums are not ours."""
+  """The same scalars as through tensorboardX, which has its own framing and checksums."""
   with tensorboardX.SummaryWriter(str(tmp_path / "tensorboard")) as writer:
     writer.add_scalar("a/b", 0.5, 3)
   assert events(tmp_path) == [(3, "a/b", 0.5)]
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   first.write(3, {"eval/loss": 30.0})
   for step in (2, 3, 4):
     first.samples(step, [[("prediction", f"as {step}")]])
-  first.flush()  # and then it is killed
+  first.flush()  # then killed
   for path in (tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl", *(tmp_path / "tensorboard").iterdir()):
     with path.open("ab") as file:
       file.write(b'{"step": 6')
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
 
 
 def test_texts_and_histograms_are_those_of_tensorboard(tmp_path):
-  """A text is of its plugin, in lines that Markdown leaves alone; a histogram has a count for each limit."""
+  """A text belongs to the text plugin, as verbatim Markdown; a histogram has a count for each limit."""
   writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   writer.samples(1, [[("input", "a *b*\n# c"), ("", "d")]])
   spread = Histogram(limits=[-1.0, 0.0, 1.0], counts=[3.0, 1.0], sum=-1.0, sum_squares=2.5)
@@ -140,7 +140,7 @@ def test_texts_and_histograms_are_those_of_tensorboard(tmp_path):
 
 @pytest.mark.parametrize("place", [0, 3, 9, 14, 40])
 def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
-  """Whether its length is damaged, the length's checksum, or its content: it alone is taken out, and kept."""
+  """Damage of the length, the length's checksum, or the content: only this record is removed, and it is kept."""
   writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   for step in (1, 2, 3):
     writer.write(step, {"train/loss": float(step)})
@@ -155,12 +155,12 @@ def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
     metric_writers.MetricWriter(epath.Path(tmp_path), start=3).close()
   assert events(tmp_path) == [(step, "train/loss", float(step)) for step in (1, 3)]
   assert (tmp_path / "events.damaged").read_bytes() == bytes(bad)
-  assert capsys.readouterr().err.count("damaged records were taken out (1), and are kept in ") == 1
+  assert capsys.readouterr().err.count("1 damaged records were removed; they are kept in ") == 1
 
 
 @given(strategies.lists(strategies.binary(max_size=30), max_size=4), strategies.binary(max_size=40), strategies.data())
 def test_records_are_found_around_anything(contents, garbage, data):
-  """All of them, and what is between is what was put there, but for a last record that was not written to its end."""
+  """All of them, with the bytes between; a last record that was not completely written is left out."""
   frames = [tfrecord.frame(content) for content in contents]
   at = data.draw(strategies.integers(0, len(frames)))
   whole, others = tfrecord.salvage(b"".join([*frames[:at], garbage, *frames[at:]]))
@@ -169,7 +169,7 @@ def test_records_are_found_around_anything(contents, garbage, data):
 
 
 def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
-  """Garbage, NULs, torn and foreign lines, wherever they stand: the rows stay, and the next is a line of its own."""
+  """Garbage, NULs, torn and foreign lines in any place: rows stay, and the next row starts a new line."""
   path = tmp_path / "metrics.jsonl"
   row = lambda step: json.dumps({"step": step, "train/loss": float(step)}).encode()
   foreign = [
@@ -181,20 +181,20 @@ def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
     b'{"step": 3',
   ]
   path.write_bytes(b"\n".join([foreign[0], row(1), *foreign[1:-1], row(2), foreign[-1]]))
-  for start in (2, 3):  # once more: there is nothing left to take out
+  for start in (2, 3):  # the second time nothing is left to remove
     writer = metric_writers.MetricWriter(epath.Path(tmp_path), start=start)
     writer.write(start + 1, {"train/loss": float(start + 1)})
     writer.close()
   assert path.read_bytes().splitlines() == [row(step) for step in (1, 2, 3, 4)]
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
-  assert capsys.readouterr().err.count("6 damaged lines were taken out, and are kept in metrics.jsonl.damaged") == 1
-  path.write_bytes(b"\n".join([row(1), *foreign]))  # as if it had been killed between
+  assert capsys.readouterr().err.count("6 damaged lines were removed; they are kept in metrics.jsonl.damaged") == 1
+  path.write_bytes(b"\n".join([row(1), *foreign]))  # as after a kill between two writes
   metric_writers.MetricWriter(epath.Path(tmp_path), start=1).close()
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
 
 
 def test_rows_that_no_checkpoint_belongs_to_are_kept_beside(tmp_path, capsys):
-  """As where the folder of checkpoints was emptied: what was measured is there still, though the run begins anew."""
+  """For example after the folder of checkpoints was emptied: old metrics are kept although the run restarts."""
   for value in (1.0, 2.0):
     writer = metric_writers.MetricWriter(epath.Path(tmp_path))
     writer.write(1, {"train/loss": value})
@@ -202,11 +202,11 @@ def test_rows_that_no_checkpoint_belongs_to_are_kept_beside(tmp_path, capsys):
   row = lambda value: json.dumps({"step": 1, "train/loss": value}).encode()
   assert (tmp_path / "metrics.jsonl").read_bytes().splitlines() == [row(2.0)]
   assert (tmp_path / "metrics.jsonl.earlier").read_bytes().splitlines() == [row(1.0)]
-  assert "no checkpoint that its 1 rows lead to; they are kept in metrics.jsonl.earlier" in capsys.readouterr().err
+  assert "no checkpoint belongs to its 1 rows; they are kept in metrics.jsonl.earlier" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, capsys):
-  """Half of a write may have been made; the next goes on where it came to, and training never notices."""
+  """A write may have been applied by half; the next write continues there, and training is not affected."""
   writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   writer.write(1, {"train/loss": 1.0})
   writer.flush()
@@ -229,7 +229,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, ca
 
 
 def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatch):
-  """Killed while the disk was full: the run that goes on writes what the checkpoint has of it, and nothing twice."""
+  """Killed while the disk was full: the resumed run writes the checkpoint's rows, each once."""
   first = metric_writers.MetricWriter(epath.Path(tmp_path))
   first.write(1, {"train/loss": 1.0})
   assert first.flush() == {}
@@ -238,7 +238,7 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
   for step in (2, 3):
     first.write(step, {"train/loss": float(step)})
   first.samples(3, [[("input", "a"), ("prediction", "b")]])
-  unwritten = first.flush()  # and then it is killed
+  unwritten = first.flush()  # then killed
   assert set(unwritten) == set(metric_writers.UNWRITTEN)
   monkeypatch.setattr(logs._Disk, "append", append)
   for _ in range(2):  # the second time it is killed before another checkpoint
@@ -254,7 +254,7 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
 
 
 def test_loss_curve_is_a_picture(tmp_path):
-  """Also of a run that has not written anything yet."""
+  """Also of a run without metrics."""
   workdir = epath.Path(tmp_path)
   empty = loss_curve.save(workdir).read_bytes()
   lines = ['{"step": 1, "train/loss": 3.0}', '{"step": 2, "train/loss": 2.0, "eval/loss": 2.5}']

@@ -25,25 +25,24 @@ def test_weighted_sums_are_divided_once():
 
 
 def test_a_sum_without_weight_is_zero():
-  """A batch in which nothing counts has no NaN."""
+  """A batch without counted positions has no NaN."""
   assert weighted(0, 0).value() == 0.0
 
 
 def test_a_weight_may_be_less_than_one():
-  """Weights are no counts where a task gives its tokens parts of one."""
+  """Weights are no counts if a task weights tokens by fractions."""
   assert weighted(0.5, 0.25).value() == pytest.approx(2.0)
 
 
 def test_merge_adds_each_metric():
-  """Two batches as one."""
   merged = metrics.merge({"loss": weighted(1, 1), "z": weighted(0, 1)}, {"loss": weighted(5, 2), "z": weighted(3, 2)})
   assert {name: float(metric.value()) for name, metric in merged.items()} == {"loss": 2.0, "z": 1.0}
 
 
 def counted_flops(config, batch, *, logits_chunk_tokens):
-  """Two for each multiply-add of every matrix product in the program of a step, forward and backward.
+  """Counts two FLOPs for each multiply-add of all matrix products in a step's program, forward and backward.
 
-  A loop whose length is not known counts once.  In bfloat16 and as on a mesh, for by itself a CPU computes attention's
+  A loop of unknown length counts once. The program is in bfloat16 and for a mesh, because a CPU would compute attention
   scores twice.
   """
   graphdef, params = toy.split(toy.model(dataclasses.replace(config, dtype="bfloat16")))
@@ -63,7 +62,7 @@ def counted_flops(config, batch, *, logits_chunk_tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5_1_1", "t5_1_0", "modern_t5", "shared_stacks"])
 def test_model_flops_are_the_matmuls_of_a_step(kind):
-  """Of encoder, decoder and cross-attention, with grouped queries as well."""
+  """Encoder, decoder and cross-attention, also with grouped queries."""
   batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8, "decoder": 6})
   assert flops == counted_flops(toy.KINDS[kind], batch, logits_chunk_tokens=12)
@@ -71,7 +70,7 @@ def test_model_flops_are_the_matmuls_of_a_step(kind):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "prefix_lm"])
 def test_model_flops_of_a_decoder_alone(kind):
-  """All positions are predicted where the batch says nothing of a prompt."""
+  """All positions are predicted if the batch has no prompt."""
   batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6), architecture="decoder_only")
   del batch["decoder_causal_attention"]
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"decoder": 14})
@@ -81,7 +80,7 @@ def test_model_flops_of_a_decoder_alone(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_model_flops_of_an_encoder_alone(kind):
-  """A quarter of the positions are predicted: one chunk of 8 tokens out of 32."""
+  """A quarter of the positions is predicted: one chunk of 8 tokens out of 32."""
   batch = toy.batch((8,) * 4, (1,) * 4, padded_to=(8, 1), architecture="encoder_only")
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8}, predicted=0.25)
   assert flops == counted_flops(toy.KINDS[kind], batch, logits_chunk_tokens=8)
@@ -90,7 +89,7 @@ def test_model_flops_of_an_encoder_alone(kind):
 @pytest.mark.parametrize("every", [0, 1, 2, 3])
 @pytest.mark.parametrize("window", [0, 1, 3, 7, 8, 100])
 def test_model_flops_of_a_window(window, every):
-  """Of pairs that are near enough in the layers that have it, as many as its mask lets see each other."""
+  """Layers with a window count the pairs that their mask allows."""
   config = dataclasses.replace(
     toy.KINDS["bert"], num_encoder_layers=5, attention_window=window, global_attention_every=every if window else 0
   )
@@ -109,7 +108,7 @@ def throughput(monkeypatch, device_kind):
 
 
 def test_throughput_leaves_out_the_first_step(monkeypatch):
-  """Rates are over the steps since then; a pause is no part of any."""
+  """Rates are over later steps, without pauses."""
   now, measured = throughput(monkeypatch, "TPU v4")
   assert measured.step(tokens=1000.0, wait_seconds=0.0) == {}
   now.seconds += 2.0
@@ -128,7 +127,7 @@ def test_throughput_leaves_out_the_first_step(monkeypatch):
 
 
 def test_a_device_whose_peak_is_unknown_has_no_mfu(monkeypatch):
-  """A CPU, for example."""
+  """For example a CPU."""
   now, measured = throughput(monkeypatch, "cpu")
   measured.step(tokens=1.0, wait_seconds=0.0)
   now.seconds += 1.0

@@ -1,4 +1,4 @@
-"""What is done about a loss or a gradient that goes wrong: of one step, of the watch, and of the whole command."""
+"""NaN policy: of one step, of the watch, and of the whole command."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from t2t.data import batch_iterator
 from t2t.training import grad_stats, recipe
 from t2t.training.callbacks import nan_policy
 
-text = test_train.text  # the fixture
+text = test_train.text  # fixture
 SHORT = (
   "--config.model.num_encoder_layers=1",
   "--config.model.num_decoder_layers=1",
@@ -35,12 +35,12 @@ SHORT = (
 BATCH = {"decoder_target_tokens": np.arange(6, dtype=np.int32).reshape(2, 3)}
 
 
-# ---- A step ----------------------------------------------------------------------------------------------------------
+# ---- Step ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 def test_a_step_that_is_left_out_counts_and_changes_nothing_else():
-  """Neither parameters nor moments, nor how many updates these are of; the schedule goes on."""
+  """Parameters, moments and update counts stay; the schedule advances."""
   mesh, _, fresh, step = test_train_state.made(tuple(test_train_state.ONE_DEVICE.items()), skip=True)
   batch = test_train_state.uneven_batch()
   spoilt = batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * np.float32(np.nan)}
@@ -66,7 +66,7 @@ def test_a_step_that_is_left_out_counts_and_changes_nothing_else():
 
 @pytest.mark.slow
 def test_leaving_out_changes_no_step_that_is_finite():
-  """Bit for bit the parameters of a step that leaves nothing out."""
+  """Parameters equal those of a step without the policy, bit for bit."""
   shape = tuple(test_train_state.ONE_DEVICE.items())
   found = []
   for skip in (False, True):
@@ -82,7 +82,7 @@ def test_leaving_out_changes_no_step_that_is_finite():
   strategies.sets(strategies.integers(0, 3)),
 )
 def test_the_first_parameter_that_is_not_finite_is_the_first_that_the_model_runs(values, bad):
-  """Of embedding, two layers of an encoder, and head; the norm is the root of the sum of all squares."""
+  """In the order embedding, two layers of an encoder, head; the norm is the root of the sum of all squares."""
   values = np.array(values, np.float32)
   tree = {
     "head": {"kernel": values[:2].copy()},
@@ -98,7 +98,7 @@ def test_the_first_parameter_that_is_not_finite_is_the_first_that_the_model_runs
   assert found.partition(" (")[0] == (names[min(bad)] if bad else "")
 
 
-# ---- The watch -------------------------------------------------------------------------------------------------------
+# ---- Watch -----------------------------------------------------------------------------------------------------------
 
 
 def watch(workdir, *options, saved=None):
@@ -108,7 +108,7 @@ def watch(workdir, *options, saved=None):
 
 
 def judged(watch, *losses, norm=1.0):
-  """The judgement of each of several steps."""
+  """Returns the judgements of several steps."""
   values = [{"loss": loss, "grad_norm": norm} for loss in losses]
   return [watch.judge(number, each, np.array([norm]), BATCH) for number, each in enumerate(values, start=1)]
 
@@ -127,12 +127,12 @@ def test_a_run_that_stops_names_step_and_parameter_and_keeps_the_batch(loss, nor
 
 
 def test_updates_are_left_out_until_there_are_too_many(tmp_path):
-  """One after another, or of the whole run; what has been counted is saved with a checkpoint."""
+  """In a row, or in the whole run; the counts are saved with a checkpoint."""
   nan = float("nan")
   few = watch(tmp_path, "on_nonfinite=skip", "max_consecutive_skips=2")
   assert [each.skipped for each in judged(few, nan, nan, 1.0, nan, nan)] == [1, 2, 2, 3, 4]
   again = watch(tmp_path, "on_nonfinite=skip", "max_consecutive_skips=2", saved=few.state())
-  with pytest.raises(UserError, match="more than config.nan_policy.max_consecutive_skips=2 updates one after another"):
+  with pytest.raises(UserError, match="more than config.nan_policy.max_consecutive_skips=2 consecutive updates"):
     judged(again, nan)
   rare = watch(tmp_path, "on_nonfinite=skip", "max_skipped_fraction=0.002")
   steps = rare._config.train.steps
@@ -146,7 +146,7 @@ def test_updates_are_left_out_until_there_are_too_many(tmp_path):
 )
 @hypothesis.settings(deadline=None)
 def test_a_spike_is_a_loss_above_the_mean_by_so_many_deviations(tmp_path_factory, losses, deviations, data):
-  """Of the window before it, once that is full; a watch that was saved and restored judges the same."""
+  """Above the mean of the full window; a restored watch judges the same."""
   window = data.draw(strategies.integers(2, 10))
   options = (f"spike_deviations={deviations}", f"spike_window={window}")
   one = watch(tmp_path_factory.getbasetemp(), *options)
@@ -161,7 +161,7 @@ def test_a_spike_is_a_loss_above_the_mean_by_so_many_deviations(tmp_path_factory
 
 
 def test_a_spike_is_gone_back_from(tmp_path):
-  """And its loss is not remembered."""
+  """Its loss does not enter the window."""
   spiked = watch(tmp_path, "spike_deviations=3", "spike_window=4", "on_spike=rollback")
   found = judged(spiked, 1.0, 1.1, 1.0, 1.1, 9.0)
   assert [each.back for each in found] == [False] * 4 + [True]
@@ -171,7 +171,7 @@ def test_a_spike_is_gone_back_from(tmp_path):
 
 @pytest.mark.parametrize(
   "option, wanted",
-  [("on_spike=skip", "whether a loss is a spike is known when"), ("max_rollbacks=-1", "must be at least 0")],
+  [("on_spike=skip", "a spike is known only after"), ("max_rollbacks=-1", "must be at least 0")],
 )
 def test_what_cannot_be_asked_for_is_refused(option, wanted):
   """Before anything is built."""
@@ -180,13 +180,13 @@ def test_what_cannot_be_asked_for_is_refused(option, wanted):
     recipe.make(records(config))
 
 
-# ---- The whole command -----------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 
 
 def poison(monkeypatch, *numbers: int) -> None:
-  """Has these batches of a run, counted from 1, give a loss that is NaN, whoever comes to them and when.
+  """Makes the loss of these batches, counted from 1, NaN in any later run.
 
-  A batch is known by its content.
+  A batch is recognized by its content.
   """
   take, seen = batch_iterator.BatchIterator.next_rows, {}
 
@@ -207,10 +207,10 @@ def arguments(text, workdir, *options):
 
 @pytest.mark.exhaustive
 def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypatch):
-  """The row of that step has no loss, and the run goes on with the next batch."""
+  """The row of that step has no loss, and the run continues with the next batch."""
   poison(monkeypatch, 4)
   assert command.main(arguments(text, tmp_path, "--config.nan_policy.on_nonfinite=skip", "--config.train.steps=5")) == 0
-  assert "step 4: loss nan" in (err := capsys.readouterr().err) and "its update is left out, 1 so far" in err
+  assert "step 4: loss nan" in (err := capsys.readouterr().err) and "its update is skipped, 1 so far" in err
   assert list(test_train.losses(tmp_path)) == [1, 2, 3, 5]
   assert test_train.losses(tmp_path, "train/skipped") == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
   assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
@@ -218,7 +218,7 @@ def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypa
 
 @pytest.mark.exhaustive
 def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp_path, capsys, monkeypatch):
-  """Bit for bit: in one go, begun again before the bad batch, and broken off as soon as it had gone back."""
+  """Bit for bit: uninterrupted, restarted before the bad batch, and interrupted directly after the rollback."""
   back = ("--config.nan_policy.on_nonfinite=rollback", "--config.eval.every=3")
   whole, parts, again = tmp_path / "whole", tmp_path / "parts", tmp_path / "again"
   with monkeypatch.context() as patch:
@@ -234,11 +234,11 @@ def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp
     assert command.main(arguments(text, parts, *back, "--config.train.steps=3")) == 0
     assert command.main(arguments(text, parts, *back)) == 0
   assert test_train.losses(parts) == test_train.losses(whole)
-  # What went wrong was the machine's: the batch is passed over all the same.
+  # The NaN was the machine's fault; the batch is skipped all the same.
   shutil.copytree(whole, again, ignore=lambda folder, names: ["6"] if folder.endswith("checkpoints") else [])
   assert command.main(arguments(text, again, *back)) == 0
   assert test_train.losses(again) == test_train.losses(whole)
-  # Begun anew, it has not gone back.
+  # A run that restarts from scratch has no rollback.
   shutil.rmtree(again / "checkpoints")
   assert command.main(arguments(text, again, *back)) == 0
   assert (again / "went_back.jsonl").read_text() == ""
@@ -265,7 +265,7 @@ def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, m
 
 @pytest.mark.exhaustive
 def test_the_same_command_gives_the_same_bits(text, tmp_path):
-  """In a process each: losses, norms of the gradients, and every array that is saved."""
+  """In separate processes: losses, gradient norms, and every saved array."""
   found = []
   for name in ("one", "two"):
     run = [sys.executable, "-m", "t2t", *arguments(text, tmp_path / name, "--config.train.steps=3")]

@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity arises is found where it was put: in a layer, forward or backward, in bfloat16 as well."""
+"""The NaN tracer finds the origin of a NaN or infinity in a layer, forward or backward, also in bfloat16."""
 
 import dataclasses
 import functools
@@ -20,14 +20,14 @@ OUT = "decoder/layers/mlp/down"
 
 @functools.cache
 def made(dtype="float32", remat="none"):
-  """A state of a T5, and the function whose results are looked at."""
+  """Returns a state of a T5, and the function to trace."""
   config = dataclasses.replace(toy.KINDS["t5_1_1"], dtype=dtype, remat=remat)
   mesh, _, fresh, step = test_train_state.made(tuple(test_train_state.ONE_DEVICE.items()), config=config)
   return mesh, fresh, step
 
 
 def find(change=lambda params: params, **how):
-  """The origin of a step whose parameters were changed."""
+  """Returns the origin in a step with changed parameters."""
   mesh, fresh, step = made(**how)
   state = fresh()
   with jax.set_mesh(mesh):
@@ -53,14 +53,14 @@ def test_a_weight_that_is_nan_is_named_with_its_layer(layer, how):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16", "remat": "full"}])
 def test_an_overflow_is_found_in_its_layer(how):
-  """Of products of finite weights."""
+  """Products of finite weights overflow."""
   found = find(lambda params: changed(params, OUT, lambda x: x.at[1].set(3e38)), **how)
   assert (found.argument, found.backward, found.loops) == ("", False, (("decoder/layers", 1),))
   assert found.line.startswith("models/") and found.operation == "dot_general"
 
 
 def test_rows_are_those_whose_result_is_not_finite():
-  """Of an operation that has one for each."""
+  """The operation has one result per row."""
   found = nan_tracer.find(lambda x: jnp.exp(x).sum(), jnp.array([[1.0, 2.0], [1e3, 0.0], [0.0, 1e3]]), rows=3)
   assert found.rows == (1, 2) and found.operation == "exp"
 
@@ -71,14 +71,14 @@ def test_a_step_whose_numbers_are_finite_has_no_origin():
 
 
 def test_what_arises_backward_is_told_apart():
-  """Zero times two large numbers is zero, and its derivative is infinite."""
+  """Zero times two large numbers is zero, but its derivative is infinite."""
   found = nan_tracer.find(jax.grad(lambda x: (x * 1e30 * 1e30).sum()), jnp.zeros(3))
   assert found.backward and found.what == "infinity"
   assert str(found).startswith("infinity, backward, by ")
 
 
 def test_infinities_that_a_mask_is_made_of_are_none():
-  """They are there on purpose, and come to nothing."""
+  """Masks contain them on purpose."""
   masked = lambda x, real: jax.nn.softmax(jnp.where(real, x, -jnp.inf))
   real = jnp.array([True, False, True])
   assert nan_tracer.find(masked, jnp.ones(3), real) is None
@@ -89,7 +89,7 @@ def test_infinities_that_a_mask_is_made_of_are_none():
 @hypothesis.given(strategies.sets(strategies.integers(0, 5), min_size=1), strategies.booleans())
 @hypothesis.settings(deadline=None, max_examples=10)
 def test_the_element_of_a_scan_is_the_first_that_overflows(elements, reverse):
-  """In whichever direction it runs."""
+  """In either direction."""
   scales = np.ones(6, np.float32)
   scales[list(elements)] = 3e38
 

@@ -22,7 +22,7 @@ def rms(x):
 
 
 def stacked(random, *, scale):
-  """Parameters of a model of two layers whose sizes differ a hundredfold, some large enough to be factored."""
+  """Returns parameters of two stacked layers with sizes that differ a hundredfold, some large enough to be factored."""
   layer_scale = scale * np.array([1.0, 100.0])
   leaf = lambda *shape: (random.normal(size=shape) * layer_scale.reshape(2, *[1] * (len(shape) - 1))).astype(np.float32)
   return {
@@ -33,7 +33,7 @@ def stacked(random, *, scale):
 
 
 def unstacked(tree):
-  """The same, with each layer as parameters of its own."""
+  """Returns the same with separate parameters for each layer."""
   one = lambda index: jax.tree.map(lambda x: x[index], tree["decoder"]["layers"])
   decoder = {"first": one(0), "second": one(1), "norm": tree["decoder"]["norm"]}
   return tree | {"decoder": decoder}
@@ -48,7 +48,7 @@ def run(tx, params, gradients):
 
 
 def adafactor(param, gradients, learning_rate, *, decay_rate, clip):
-  """Algorithm 5 of Shazeer & Stern (2018), on one parameter."""
+  """Algorithm 5 of Shazeer & Stern (2018), for one parameter."""
   row = column = second = 0.0
   param = np.asarray(param, np.float64)
   for t, gradient in enumerate(gradients, start=1):
@@ -74,7 +74,7 @@ def three_steps():
 @pytest.mark.slow
 @pytest.mark.parametrize(("decay_rate", "clip"), [(0.8, 1.0), (0.6, 0.7)], ids=["t5", "others"])
 def test_adafactor_is_the_papers_on_each_layer(decay_rate, clip):
-  """Three steps equal the paper's algorithm on every layer of a stack by itself."""
+  """Three steps equal the paper's algorithm on each layer of a stack."""
   params, gradients = three_steps()
   fields = dict(learning_rate=0.5, scale_by_parameter=True, adafactor_decay_rate=decay_rate, adafactor_clip=clip)
   config = toy.optimizer_config(name="adafactor", **fields)
@@ -95,7 +95,7 @@ def test_adafactor_keeps_factors_of_matrices():
 
 
 def test_adamw_scales_updates_by_each_layers_size():
-  """Adam's update times max(rms(parameter), 1e-3), the size of each layer measured by itself."""
+  """Adam's update times max(rms(parameter), 1e-3), with each layer's own rms."""
   params, gradients = three_steps()
   config = toy.optimizer_config(name="adamw", learning_rate=0.5, scale_by_parameter=True, epsilon=1e-3, b1=0.8, b2=0.98)
   updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
@@ -111,7 +111,7 @@ def test_adamw_scales_updates_by_each_layers_size():
 
 
 def test_lamb_is_optax_lamb_on_each_layer():
-  """Three steps equal optax's on each layer by itself; norms have Adam's updates as they are, and no decay."""
+  """Three steps equal optax's on each layer; norms have plain Adam updates without decay."""
   params, gradients = three_steps()
   fields = dict(learning_rate=0.1, b1=0.8, b2=0.9, epsilon=1e-3, weight_decay=0.3)
   config = toy.optimizer_config(name="lamb", no_decay=("norm",), **fields)
@@ -127,7 +127,7 @@ def test_lamb_is_optax_lamb_on_each_layer():
 
 
 def test_muon_is_optax_muon_on_each_layer():
-  """Three steps equal optax's on each layer's matrices by themselves; all else has Adam's updates."""
+  """Three steps equal optax's on each layer's matrices; other parameters have Adam's updates."""
   params, gradients = three_steps()
   fields = dict(learning_rate=0.1, b1=0.8, b2=0.9, epsilon=1e-8, muon_momentum=0.9, weight_decay=0.3)
   config = toy.optimizer_config(name="muon", **fields)
@@ -146,7 +146,7 @@ def test_muon_is_optax_muon_on_each_layer():
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"data": 8}], ids=str)
 def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
-  """Three of one size and their transposes, others of their own, some of fewer rows than devices: optax's of each."""
+  """Three of one size and their transposes, and other sizes, some with fewer rows than devices: equal to optax's."""
   random = np.random.default_rng(0)
   sizes = {"b/layers/up": (3, 16, 24), "a/layers/down": (3, 24, 16), "c/layers/lora": (2, 24, 3), "layer/out": (8, 16)}
   matrices = {path: random.normal(size=size).astype(np.float32) for path, size in sizes.items()}
@@ -163,7 +163,7 @@ def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
 
 @pytest.mark.slow
 def test_muon_treats_a_shared_layer_as_a_stack_of_one():
-  """ALBERT's only layer has matrices as any other, and no vector of it nor the table of position biases is one."""
+  """ALBERT's single layer has matrices as usual; vectors and the table of position biases are not matrices."""
   random = np.random.default_rng(0)
   leaf = lambda *shape: random.normal(size=shape).astype(np.float32)
   layer, gradient = ({"mlp": {"up": leaf(8, 4)}, "norm": {"scale": leaf(8)}} for _ in range(2))
@@ -179,7 +179,7 @@ def test_muon_treats_a_shared_layer_as_a_stack_of_one():
   np.testing.assert_allclose(moved, 0.1, rtol=1e-4)  # Adam's first update: the sign of the gradient
 
 
-RISING = ("slanted_triangle", "one_cycle")  # which have no warm-up, but a rise of their own
+RISING = ("slanted_triangle", "one_cycle")  # schedules with a rise of their own in place of a warm-up
 
 
 def schedule_at(steps, *, num_steps=110, **fields):
@@ -196,7 +196,7 @@ def test_t5_schedule():
 
 
 def test_inverse_sqrt_schedule():
-  """Up in a line, then down with 1/sqrt(step); the first step is not zero."""
+  """Linear, then proportional to 1/sqrt(step); the first step is not zero."""
   values = schedule_at([0, 49, 99, 100, 400], schedule="inverse_sqrt", learning_rate=2.0, warmup_steps=100)
   np.testing.assert_allclose(values, [0.02, 1.0, 2.0, 2.0, 1.0], rtol=1e-6)
 
@@ -205,7 +205,7 @@ def test_inverse_sqrt_schedule():
   ("schedule", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)]
 )
 def test_schedules_after_a_warmup(schedule, middle, end):
-  """Ten steps up to 1, then a hundred down to the final ratio, where they stay."""
+  """Ten steps up to 1, then a hundred down to the final ratio, which stays."""
   values = schedule_at(
     [0, 4, 9, 10, 60, 110, 500], schedule=schedule, learning_rate=1.0, warmup_steps=10, end_lr_fraction=0.1
   )
@@ -220,12 +220,11 @@ def test_cosine_is_a_cosine():
 
 @pytest.mark.parametrize("schedule", [name for name in schedules.SCHEDULES if name not in RISING])
 def test_no_warmup_starts_at_the_top(schedule):
-  """warmup_steps=0 is no step at a learning rate of zero."""
   assert schedule_at([0], schedule=schedule, learning_rate=0.3) == pytest.approx([0.3])
 
 
 def test_the_slanted_triangle_is_ulmfits():
-  """One step of ten up from a 32nd of the top, then a line down, by the formula of Howard & Ruder (2018)."""
+  """The formula of Howard & Ruder (2018): a tenth of the steps up from 1/32 of the peak, then linear down."""
   values = schedule_at(range(0, 101, 10), num_steps=100, schedule="slanted_triangle", learning_rate=3.2)
   np.testing.assert_allclose(values[:3], [0.1, 3.2, 3.2 * (1 + (8 / 9) * 31) / 32], rtol=1e-5)
   np.testing.assert_allclose(values[5::5], [3.2 * (1 + (5 / 9) * 31) / 32, 0.1], rtol=1e-5)
@@ -233,7 +232,7 @@ def test_the_slanted_triangle_is_ulmfits():
 
 @pytest.mark.parametrize(("shape", "middle"), [("linear", 0.55), ("1-sqrt", 1 - 0.9 * 0.5**0.5)])
 def test_wsd_is_stable_until_it_decays(shape, middle):
-  """Up in ten steps, the top until step 80, then down to the final ratio in twenty."""
+  """Up in ten steps, constant until step 80, then down to the final ratio in twenty."""
   fields = dict(schedule="wsd", decay_shape=shape, learning_rate=1.0, warmup_steps=10, end_lr_fraction=0.1)
   values = schedule_at([0, 9, 10, 79, 80, 90, 100, 500], num_steps=100, **fields)
   np.testing.assert_allclose(values, [0.1, 1.0, 1.0, 1.0, 1.0, middle, 0.1, 0.1], rtol=1e-5)
@@ -241,7 +240,7 @@ def test_wsd_is_stable_until_it_decays(shape, middle):
 
 @pytest.mark.slow
 def test_one_cycle_goes_up_and_down_by_cosines():
-  """From a 25th of the top at first, half of it after half of the rise, and a hundredth at the end."""
+  """From 1/25 of the peak, half of the peak after half of the rise, and a hundredth at the end."""
   fields = dict(
     schedule="one_cycle", warmup_fraction=0.3, init_lr_divisor=25.0, end_lr_fraction=0.01, learning_rate=1.0
   )
@@ -251,12 +250,12 @@ def test_one_cycle_goes_up_and_down_by_cosines():
 
 @pytest.mark.parametrize("schedule", RISING)
 def test_a_rise_within_a_step_is_one_step(schedule):
-  """A run of three steps has no tenth; its rates are numbers all the same."""
+  """A run of three steps has no tenth; its rates are still finite."""
   assert schedule_at([1], num_steps=3, schedule=schedule, learning_rate=0.5) == pytest.approx([0.5])
 
 
 def test_lion_is_the_sign_of_what_it_remembers():
-  """By its paper's algorithm: sign(b1 m + (1 - b1) g), and only then m = b2 m + (1 - b2) g."""
+  """The paper's algorithm: sign(b1 m + (1 - b1) g), and only then m = b2 m + (1 - b2) g."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="lion", b1=0.5, b2=0.9, weight_decay=0.1), 10)
   # 1 - 0.1 (1 + 0.1), then m is 0.2: 0.1 - 0.05 is above 0, then m is 0.17: 0.085 - 0.5 is below.
   updated = run(tx, {"a": jnp.array(1.0)}, [{"a": jnp.array(x)} for x in (2.0, -0.1, -1.0)])
@@ -264,7 +263,7 @@ def test_lion_is_the_sign_of_what_it_remembers():
 
 
 def test_stable_adamw_is_the_papers_on_each_layer():
-  """Three steps equal algorithm 2 of Wortsman et al. (2023) on every layer of a stack by itself."""
+  """Three steps equal algorithm 2 of Wortsman et al. (2023) on each layer of a stack."""
   params, gradients = three_steps()
   fields = dict(learning_rate=0.1, b1=0.8, b2=0.9, epsilon=1e-6, weight_decay=0.3)
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="stable_adamw", **fields), 10)
@@ -279,11 +278,11 @@ def test_stable_adamw_is_the_papers_on_each_layer():
       slowest = min(slowest, rate)
       param = param - rate * (0.3 * param + v / (1 - 0.8**t) / (np.sqrt(corrected) + 1e-6))
     np.testing.assert_allclose(updated[name], param, rtol=1e-3, atol=1e-4 * rms(param), err_msg=name)
-  assert slowest < 0.08  # somewhere it was slowed
+  assert slowest < 0.08  # it was slowed in some step
 
 
 def test_weight_decay_spares_what_it_is_told_to():
-  """A decayed parameter shrinks by learning rate * decay of itself, though its gradient is zero."""
+  """A decayed parameter shrinks by learning rate * decay, although its gradient is zero."""
   params = {"mlp": {"up": jnp.ones(3)}, "mlp_norm": {"scale": jnp.ones(3)}}
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(weight_decay=0.5, no_decay=("norm",), learning_rate=0.1), 10)
   updated = run(tx, params, [jax.tree.map(jnp.zeros_like, params)])
@@ -292,7 +291,7 @@ def test_weight_decay_spares_what_it_is_told_to():
 
 
 def test_gradients_are_clipped_by_their_norm_together():
-  """Norm 5 becomes norm 1, with the same direction; a smaller one stays."""
+  """Norm 5 becomes norm 1 in the same direction; a smaller norm stays."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(clip_norm=1.0, learning_rate=1.0), 10)
   params = {"a": jnp.zeros(()), "decoder": {"layers": {"b": jnp.zeros(1)}}}
   gradient = lambda a, b: {"a": jnp.array(a), "decoder": {"layers": {"b": jnp.array([b])}}}
@@ -305,16 +304,20 @@ def test_gradients_are_clipped_by_their_norm_together():
   [
     (
       {"name": "adafctor"},
-      "config.optimizer.name='adafctor': known are adafactor, adamw, .*, stable_adamw; did you mean adafactor?",
+      "config.optimizer.name='adafctor': unknown. Give one of adafactor, adamw, .*, stable_adamw; did you mean"
+      " adafactor?",
     ),
     ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
-    ({"name": "?"}, r"known are adafactor, adamw, lamb, lion, muon, sgd, stable_adamw$"),
+    ({"name": "?"}, r"Give one of adafactor, adamw, lamb, lion, muon, sgd, stable_adamw$"),
     ({"learning_rate": -1.0}, "config.optimizer.learning_rate=-1.0: must be at least 0.0"),
     ({"learning_rate": math.nan}, "config.optimizer.learning_rate=nan: must be at least 0.0"),
     ({"clip_norm": math.inf}, "config.optimizer.clip_norm=inf: must be at least 0.0"),
     ({"b2": 1.5}, "config.optimizer.b2=1.5: must be from 0.0 to 1.0"),
     ({"init_lr_divisor": 0.5}, "config.optimizer.init_lr_divisor=0.5: must be at least 1.0"),
-    ({"decay_shape": "sqrt"}, "config.optimizer.decay_shape='sqrt': known are linear, 1-sqrt; did you mean 1-sqrt?"),
+    (
+      {"decay_shape": "sqrt"},
+      "config.optimizer.decay_shape='sqrt': unknown. Give one of linear, 1-sqrt; did you mean 1-sqrt?",
+    ),
     (
       {"schedule": "wsd", "warmup_steps": 9},
       "decay_fraction=0.2: the decay would begin at step 8 of 10, within the warm",
@@ -323,7 +326,7 @@ def test_gradients_are_clipped_by_their_norm_together():
   ],
 )
 def test_what_cannot_be_used_is_refused(fields, message):
-  """The message lists what is known and names the nearest if one is near, or says which numbers will do."""
+  """The message lists the known values, and the nearest if one is near, or the valid range."""
   with pytest.raises(UserError, match=message):
     optimizers.make_optimizer(toy.optimizer_config(**fields), 10)
 
@@ -335,7 +338,7 @@ PATHS = sorted(toy.flat(PARAMS))
 @settings(deadline=None)
 @given(strategies.sets(strategies.sampled_from(PATHS), max_size=len(PATHS) - 1))
 def test_frozen_and_trained_join_to_the_whole(frozen_paths):
-  """Whatever is frozen, the two parts share nothing and together are the parameters."""
+  """For all frozen patterns, the two parts are disjoint and together are all parameters."""
   trained, frozen = split_frozen(PARAMS, tuple(f"^{path}$" for path in frozen_paths))
   assert set(toy.flat(frozen)) == frozen_paths
   assert set(toy.flat(trained)) == set(PATHS) - frozen_paths
@@ -350,13 +353,13 @@ def test_frozen_and_trained_join_to_the_whole(frozen_paths):
   ],
 )
 def test_freezing_nothing_or_everything_is_refused(patterns, message):
-  """A pattern without a match is a typing mistake."""
+  """A pattern without a match is probably a typing error."""
   with pytest.raises(UserError, match=message):
     split_frozen(PARAMS, patterns)
 
 
 def test_rates_fall_towards_the_embedding():
-  """By a power for each layer, as in ELECTRA's code: 2 for the last, one more than layers for the first."""
+  """By one power per layer, as in ELECTRA's code: 2 for the last layer, one more than layers for the first."""
   params = {
     "embed": {"table": np.ones(3, np.float32)},
     "encoder": {"layers": {"mlp": np.ones((4, 2), np.float32)}, "final_norm": np.ones(2, np.float32)},
@@ -375,7 +378,7 @@ def test_rates_fall_towards_the_embedding():
 
 
 def test_layers_that_are_one_have_one_rate():
-  """Those of ALBERT: nothing could fall from one to the next."""
+  """ALBERT's layers share their parameters."""
   config = records(load_config("albert_base")).with_(optimizer={"layer_decay": 0.9})
-  with pytest.raises(UserError, match=r"config.optimizer.layer_decay=0.9: all layers of this model are one"):
+  with pytest.raises(UserError, match=r"config.optimizer.layer_decay=0.9: all layers share their parameters"):
     recipe.make(config)

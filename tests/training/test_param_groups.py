@@ -1,4 +1,4 @@
-"""The table over parameters' paths, and what each setting does to a model of a few numbers."""
+"""Parameter groups, and the effect of each setting on a model with a few parameters."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure
 
 
 def run(*rules, steps, gradient=1.0, ones=ONES, **fields):
-  """What a model of a few ones is after each step, path -> [steps, ...], and the optimizer's state at the end."""
+  """Returns parameters that start as ones after each step, path -> [steps, ...], and the final optimizer state."""
   config = toy.optimizer_config(**(dict(learning_rate=1.0, param_groups=rules) | fields))
   tx, _ = optimizers.make_optimizer(config, 100, num_layers=2)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ones)
@@ -38,7 +38,7 @@ def run(*rules, steps, gradient=1.0, ones=ONES, **fields):
 
 
 def test_rates_are_discriminative():
-  """ULMFiT's: each layer has the rate of the one above it by 2.6, and a rule of its own for the heads on top."""
+  """ULMFiT's: each layer has the rate of the layer above divided by 2.6, and heads have their own rule."""
   found, _ = run(".: depth=0.5", "heads: rate=0.25", steps=2)
   np.testing.assert_allclose(found["heads/sure"], [0.75, 0.5])
   np.testing.assert_allclose(found["encoder/layers/up"], [[0.75, 0.5], [0.5, 0.0]])
@@ -46,14 +46,14 @@ def test_rates_are_discriminative():
 
 
 def test_a_rule_of_its_own_takes_the_place_of_layer_decay():
-  """`layer_decay` counts a layer more, as ELECTRA's code does; where a rule has a depth it has no say."""
+  """`layer_decay` counts one more layer, as ELECTRA's code; it does not apply to parameters with a depth rule."""
   found, _ = run("embed: depth=1.0 rate=0.5", layer_decay=0.5, steps=1)
   np.testing.assert_allclose(found["encoder/layers/up"], [[1 - 0.5**3, 1 - 0.5**2]])
   np.testing.assert_allclose((found["embed"], found["heads/sure"]), [[0.5], [0.0]])
 
 
 def test_layers_are_unfrozen_from_the_last():
-  """Heads at once, the last layer two steps later, the first after two more; until then there is no decay either."""
+  """Heads first, the last layer two steps later, the first after two more; there is no decay before."""
   found, _ = run(".: unfreeze_every=2", "embed: from_step=1", steps=6, gradient=0.0, weight_decay=0.5)
   np.testing.assert_allclose(found["heads/sure"], 0.5 ** np.arange(1, 7))
   np.testing.assert_allclose(found["encoder/layers/up"][:, 1], [1, 1, 0.5, 0.25, 0.125, 0.0625])
@@ -66,7 +66,7 @@ ADAPTIVE = [name for name in optimizers.OPTIMIZERS if name != "sgd"]
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_what_begins_late_begins_afresh(name):
-  """Its first updates are those that it would have had at the start: moments and their number have waited."""
+  """Its first updates equal those at the start of a run: moments and counts start late."""
   fields = dict(name=name, learning_rate=0.1, gradient=0.5, weight_decay=0.1, b2=0.9)
   always, _ = run(steps=3, **fields)
   late, _ = run("layers|embed: from_step=4", steps=7, **fields)
@@ -77,7 +77,7 @@ def test_what_begins_late_begins_afresh(name):
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_layers_count_where_another_part_of_the_optimizer_has_them(name):
-  """Muon has the stack's matrices, and Adam what tokens are embedded by: it begins when both layers have."""
+  """Muon has the stack's matrices, and Adam the embeddings, which start after both layers."""
   ones = ONES | {"encoder": {"layers": {"up": np.ones((2, 2, 2))}}}
   fields = dict(name=name, learning_rate=0.1, gradient=0.5, b2=0.9, ones=ones)
   always, _ = run(steps=2, **fields)
@@ -87,27 +87,27 @@ def test_layers_count_where_another_part_of_the_optimizer_has_them(name):
 
 
 def test_layers_that_are_frozen_count():
-  """What lies below two of them has the third power, though the optimizer sees neither."""
+  """Parameters below two frozen layers have the third power, although the optimizer sees neither layer."""
   found, _ = run(".: depth=0.5", ones={name: ONES[name] for name in ("embed", "heads")}, steps=1)
   np.testing.assert_allclose((found["embed"], found["heads/sure"]), [[0.875], [0.0]])
 
 
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_a_model_says_how_deep_it_is(kind):
-  """As its parameters do; one layer that is all of a stack has no number."""
+  """From its parameters; a stack with a single layer has no number."""
   config = toy.KINDS[kind]
   params = nnx.to_pure_dict(nnx.split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))), graph=False)[1])
   assert config.deepest_stack == param_groups.deepest({path: x.shape for path, x in toy.flat(params).items()})
 
 
 def test_gradients_of_what_waits_are_not_clipped_with():
-  """The norm of 2 is that of four numbers, and of the one that is trained it is 1."""
+  """The global norm excludes the three parameters that wait, so it is 1 instead of 2."""
   found, _ = run("layers|embed: from_step=9", steps=1, clip_norm=1.0)
   np.testing.assert_allclose(found["heads/sure"], [0.0])
 
 
 def test_decay_of_its_own():
-  """Also of what `no_decay` spares, and none by 0; the others have that of the config."""
+  """Overrides also parameters in `no_decay`, and 0 disables it; other parameters have the config's decay."""
   rules = ("heads: decay=0.25", "layers: decay=0")
   found, _ = run(*rules, steps=1, gradient=0.0, weight_decay=0.5, no_decay=("heads",))
   np.testing.assert_allclose(found["heads/sure"], [0.75])
@@ -116,7 +116,7 @@ def test_decay_of_its_own():
 
 
 def test_an_anchor_is_the_gradient_of_its_penalty():
-  """Steps down the loss and 0.3 / 2 |now - at first|**2, by autodiff, are the same; the rest has no anchor."""
+  """Equal to autodiff of loss + 0.3 / 2 * |parameter - initial|**2; other parameters have no anchor."""
   found, state = run("layers: anchor=0.3", steps=4, gradient=0.25)
   now = first = jnp.ones(2)
   penalised = jax.grad(lambda x: jnp.sum(0.25 * x) + 0.3 / 2 * jnp.sum((x - first) ** 2))
@@ -129,7 +129,7 @@ def test_an_anchor_is_the_gradient_of_its_penalty():
 
 
 def test_later_rules_win_setting_by_setting():
-  """The first rule's decay stays, its rate does not."""
+  """The first rule's decay stays, but not its rate."""
   found, _ = run(".: rate=0.25 decay=0.5", "embed: rate=0.5", steps=1, gradient=0.0)
   np.testing.assert_allclose(found["heads/sure"], [1 - 0.25 * 0.5])
   np.testing.assert_allclose(found["embed"], [1 - 0.5 * 0.5])
@@ -137,7 +137,7 @@ def test_later_rules_win_setting_by_setting():
 
 @pytest.mark.parametrize("name", optimizers._WITH_FIRST_MOMENT)
 def test_first_moments_may_be_halved(name):
-  """Of what the rule names, and second moments of nothing; one step of an exact momentum is the same."""
+  """Only of matching parameters, without second moments; one step of an exact momentum is equal."""
   fields = dict(name=name, steps=1, gradient=0.5, b1=0.5, b2=0.5, learning_rate=0.1)
   plain, _ = run(**fields)
   found, state = run("layers: moments=bfloat16", **fields)
@@ -150,19 +150,21 @@ def test_first_moments_may_be_halved(name):
 
 
 def test_an_optimizer_without_first_moments_cannot_halve_them():
-  with pytest.raises(UserError, match="moments: adafactor .* keeps no first moment; adamw, lamb, lion"):
+  with pytest.raises(
+    UserError, match="moments: adafactor .* keeps no first moment. Leave it out, or use one of adamw, lamb, lion"
+  ):
     run(".: moments=bfloat16", name="adafactor", steps=1)
 
 
 @pytest.mark.parametrize(
   ("rules", "message"),
   [
-    (("embed",), "'embed': a rule is PATTERN: SETTING"),
-    (("embed:",), "'embed:': a rule is PATTERN: SETTING"),
+    (("embed",), "'embed': not a rule. Give PATTERN: SETTING"),
+    (("embed:",), "'embed:': not a rule. Give PATTERN: SETTING"),
     (("(: frozen",), r"'\(' is not a valid regular expression"),
     (("(?i)EMBED: frozen",), r"'\(\?i\)EMBED' is not a valid regular expression: global flags"),
-    (("embed: frosen",), "no setting 'frosen'; there are frozen, .*; did you mean frozen?"),
-    (("embed: rate=0",), "rate=0: give a factor on the learning rate, above 0; what is not to change is frozen"),
+    (("embed: frosen",), "unknown setting 'frosen'. Give one of frozen, .*; did you mean frozen?"),
+    (("embed: rate=0",), "rate=0: give a factor on the learning rate, above 0; use frozen to disable training"),
     (("embed: rate=nan",), "rate=nan: give a factor"),
     (("embed: rate",), "rate: give a factor"),
     (("embed: depth=1.5",), "depth=1.5: give a factor on the rate for each layer"),
@@ -171,11 +173,11 @@ def test_an_optimizer_without_first_moments_cannot_halve_them():
     (("embed: moments=float16",), "moments=float16: give bfloat16 or float32"),
     (("embed: rate=0.1 rate=0.2",), "rate is set twice for 'embed'"),
     (("embed: rate=0.1", "embed: rate=0.2"), "'embed: rate=0.2': rate is set twice for 'embed'"),
-    (("embed: frozen rate=0.1",), "what is frozen has no rate"),
+    (("embed: frozen rate=0.1",), "frozen parameters have no rate"),
   ],
 )
 def test_what_is_no_rule_is_refused(rules, message):
-  """By its line, with what would be right."""
+  """With the line and a valid value."""
   with pytest.raises(UserError, match=f"config.optimizer.param_groups: .*{message}"):
     optimizers.make_optimizer(toy.optimizer_config(param_groups=rules), 10)
 
@@ -191,25 +193,30 @@ def tiny(*rules, **sections):
   [
     (("enocder: rate=0.1",), "'enocder' matches no parameter; did you mean encoder?"),
     (("^encoder/layer/mlp: frozen",), "did you mean encoder/layers/mlp?"),
-    (("encoder: frozen", "encoder/layers: rate=0.1"), "'encoder/layers: rate=0.1': none .* of .*'encoder: frozen'"),
-    (("encoder: frozen", "enc: trained"), "'encoder: frozen': later rules take it back"),
-    (("^embed: frozen", "embed/table: anchor=0.1"), "'embed/table: anchor=0.1': none of its parameters is trained"),
-    (("encoder/norm: depth=0.5",), "depth is by layers, and .*encoder/norm/scale belongs to none"),
-    (("encoder: from_step=10",), "encoder/.* would be trained from step 10, and the run has 10"),
+    (
+      ("encoder: frozen", "encoder/layers: rate=0.1"),
+      "'encoder/layers: rate=0.1': matches no trained .* of .*'encoder: frozen'",
+    ),
+    (("encoder: frozen", "enc: trained"), "'encoder: frozen': has no effect, because later rules undo it"),
+    (("^embed: frozen", "embed/table: anchor=0.1"), "'embed/table: anchor=0.1': matches no trained parameter"),
+    (("encoder/norm: depth=0.5",), "depth counts layers, but .*encoder/norm/scale is in no layer"),
+    (("encoder: from_step=10",), "encoder/.* would be trained from step 10, but config.train.steps=10"),
     (("encoder: unfreeze_every=5",), "encoder/.* would be trained from step 15"),
   ],
 )
 def test_rules_that_do_not_fit_the_model_are_refused(rules, message):
-  """Before anything is computed, with the nearest name or the rule that contradicts."""
+  """Before any computation, with the nearest name or the contradicting rule."""
   with pytest.raises(UserError, match=message):
     _ = recipe.make(tiny(*rules)).freeze
 
 
 def test_the_key_of_old_is_a_rule():
-  """`config.train.freeze` freezes what the table does, is contradicted by it, and may be taken back in part."""
+  """`config.train.freeze` freezes as the table does; a rule may contradict it or undo a part."""
   made = recipe.make(tiny("^encoder: frozen"))
   assert made.freeze == recipe.make(tiny(train={"freeze": ("^encoder",)})).freeze
-  with pytest.raises(UserError, match="'mlp: rate=0.1': none .* because of config.train.freeze: 'layers'"):
+  with pytest.raises(
+    UserError, match="'mlp: rate=0.1': matches no trained .* because of config.train.freeze: 'layers'"
+  ):
     _ = recipe.make(tiny("mlp: rate=0.1", train={"freeze": ("layers",)})).freeze
   back = recipe.make(tiny("mlp: trained", train={"freeze": ("^encoder",)}))
   params = {"encoder": {"layers": {"mlp": 1, "norm": 2}}, "decoder": 3}
@@ -223,7 +230,7 @@ RULES = strategies.tuples(strategies.sampled_from(("^e", "mlp", "layers", ".")),
 @settings(deadline=None)
 @given(strategies.lists(RULES, max_size=5, unique=True))
 def test_the_last_rule_that_matches_decides_what_is_frozen(rules):
-  """Whatever rules stand before it."""
+  """Independent of earlier rules."""
   lines = tuple(f"{pattern}: {'frozen' if frozen else 'trained'}" for pattern, frozen in rules)
   config = dataclasses.replace(TINY(), optimizer=toy.optimizer_config(param_groups=lines))
   patterns = param_groups.frozen_patterns(config)
@@ -236,7 +243,7 @@ TINY = functools.cache(tiny)
 
 
 def test_what_is_frozen_may_be_held_in_half_the_memory():
-  """In bfloat16, as the run's state and as a plan counts it; what is trained is not."""
+  """In bfloat16, in the run's state and in a plan; trained parameters stay float32."""
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   with jax.set_mesh(mesh):
@@ -251,7 +258,7 @@ def test_what_is_frozen_may_be_held_in_half_the_memory():
 
 @pytest.mark.exhaustive
 def test_training_begins_from_what_a_checkpoint_gave():
-  """Anchors are the parameters that were taken; then distances are told by layer, of what has moved."""
+  """Anchors are the checkpoint's parameters, and distances are logged by layer."""
   config = tiny("decoder: frozen", optimizer={"log_distance": True}, train={"batch_size": 2})
   config = config.with_(data={"inputs_length": 16, "targets_length": 16}, model={"vocab_size": 64})
   made, mesh = recipe.make(config), sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
@@ -278,7 +285,7 @@ def test_training_begins_from_what_a_checkpoint_gave():
 
 
 def test_rules_are_typed_and_read_again():
-  """As one reads them in the help and in config.json."""
+  """Rules from the help and from config.json parse alike."""
   typed = "--config.optimizer.param_groups=^embed: frozen,encoder/layers: rate=0.1 depth=0.9 from_step=3,.: anchor=0.01"
   config = records(override(load_config("tiny_t5"), [typed, "--config.train.steps=10"]))
   assert config.optimizer.param_groups == (
@@ -291,7 +298,7 @@ def test_rules_are_typed_and_read_again():
 
 @pytest.mark.exhaustive
 def test_a_run_that_keeps_near_its_start_goes_on(tmp_path):
-  """Begun from a checkpoint and broken off: bit for bit the losses and distances of a whole run, and by layer."""
+  """Started from a checkpoint and interrupted: losses and distances equal an uninterrupted run's, bit for bit."""
   rules = "^embed: frozen=bfloat16,layers: anchor=0.5 depth=0.9,decoder/layers: from_step=1 moments=bfloat16"
 
   def train(workdir, steps):

@@ -1,4 +1,4 @@
-"""What the data of a run decides: how many steps its epochs are."""
+"""Settings that the data decides, such as the steps of an epoch."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from t2t.training import recipe
 
 @pytest.fixture
 def config(monkeypatch):
-  """Of three records, one without a label, whose class a head tells."""
+  """Returns a config with three records, one without a label, for a head."""
   found = test_head_examples.task().replace(name="runs_labelled")
   monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found)
   return registered_run(found.name)
@@ -34,7 +34,7 @@ def epochs(config, number, **train):
 
 @pytest.mark.exhaustive
 def test_epochs_pass_over_what_is_learned(config):
-  """Records without a label are no part of them; what is done once an epoch is done so often."""
+  """Records without a label do not count; intervals of an epoch follow."""
   found = train_data.resolved(epochs(config, 3.0))
   assert (found.train.steps, found.eval.every, found.checkpoint.save_interval_steps) == (3, 1, 1)
   assert [head.name for head in found.model.heads] == ["sure"]
@@ -44,19 +44,22 @@ def test_epochs_pass_over_what_is_learned(config):
 
 
 def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
-  """Up to a multiple of 128, which the resolved config has; a number that is given stays."""
+  """A multiple of 128 in the resolved config; an explicit number stays."""
   found = train_data.resolved(config.with_(model={"vocab_size": 0}))
   size = train_data.vocabulary(config).vocab_size
   assert found.model.vocab_size % 128 == 0 and 0 <= found.model.vocab_size - size < 128
   assert found.to_dict()["model"]["vocab_size"] == found.model.vocab_size
   assert train_data.resolved(config).model.vocab_size == 384
-  with pytest.raises(UserError, match="config.model.vocab_size=0 is the size of the vocabulary, .* give a number"):
+  with pytest.raises(
+    UserError,
+    match="config.model.vocab_size=0: the vocabulary size is only known .* Give --config.model.vocab_size=NUMBER",
+  ):
     recipe.make(config.with_(model={"vocab_size": 0}))
 
 
 @pytest.mark.exhaustive
 def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
-  """Of a long text several: a pass over the questions is one over all of them."""
+  """A long text has several windows, and an epoch covers all of them."""
   found = test_spans.registry.task_or_mixture("squad_v2", modules=("t2t.tasks.squad",))
   folder = test_spans.write(tmp_path, 4)
   read = test_spans.task_resolution.adapt(found, vocabulary=test_head_examples.BYTES, folders={"squad_v2": str(folder)})
@@ -81,13 +84,13 @@ def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
   ],
 )
 def test_epochs_that_cannot_be_counted(config, changes, message):
-  """And what to give instead."""
+  """With an alternative."""
   with pytest.raises(UserError, match=message):
     train_data.resolved(epochs(config, 3.0).with_(**changes))
 
 
 def test_a_task_of_an_unknown_number(config, monkeypatch):
-  """Its source says none."""
+  """Its source reports no size."""
   found = test_head_examples.task().replace(name="runs_unknown")
   unknown = seqio.FunctionDataSource(found.source._dataset_fn, splits=("train",))
   monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found.replace(source=unknown))

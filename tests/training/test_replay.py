@@ -1,4 +1,4 @@
-"""`t2t replay` does a step of a run again, bit for bit, and says where a number that is not finite arises."""
+"""`t2t replay` repeats a step of a run bit for bit, and finds the origin of a NaN."""
 
 import json
 import shutil
@@ -11,12 +11,12 @@ from t2t import __main__ as command
 
 pytestmark = pytest.mark.slow
 
-text = test_train.text  # the fixture
+text = test_train.text  # fixture
 
 
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
-  """A run of five steps that ended at the last, whose batch gives a NaN; checkpoints 2 and 4."""
+  """A run that ended at step 5 because of a NaN batch, with checkpoints 2 and 4."""
   workdir = tmp_path_factory.mktemp("replay") / "run"
   options = ("--config.train.steps=5", "--config.checkpoint.save_interval_steps=2")
   with pytest.MonkeyPatch.context() as patch:
@@ -31,8 +31,8 @@ def content(folder):
 
 @pytest.mark.exhaustive
 def test_a_step_is_what_it_was_and_the_run_is_left_alone(run, capsys):
-  """Replayed from a checkpoint that is not the last, two steps before it."""
-  unfinished = run / "checkpoints" / "3.orbax-checkpoint-tmp"  # which the same command again would take away
+  """From an earlier checkpoint, two steps before the step."""
+  unfinished = run / "checkpoints" / "3.orbax-checkpoint-tmp"  # the same command again would remove it
   unfinished.mkdir()
   before = content(run)
   assert command.main(["replay", str(run), "--step", "4", "--rows", "2"]) == 0
@@ -57,8 +57,8 @@ def test_another_loss_than_the_one_recorded_is_told(run, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_the_first_place_of_a_nan_is_named(run, capsys, monkeypatch):
-  """In the weights of the batch, which the loss reads: parameters were finite, gradients are not."""
-  test_nan_policy.poison(monkeypatch, 1)  # the one batch behind step 4
+  """The origin is in the weights of the batch: parameters were finite, gradients are not."""
+  test_nan_policy.poison(monkeypatch, 1)  # the only batch after step 4
   assert command.main(["replay", str(run), "--step", "5", "--rows", "1"]) == 0
   out = capsys.readouterr().out
   assert "loss now       nan; none is recorded" in out and "parameters     were finite" in out
@@ -69,9 +69,9 @@ def test_the_first_place_of_a_nan_is_named(run, capsys, monkeypatch):
 @pytest.mark.parametrize(
   "step, wanted",
   [
-    ("6", "--step 6: no such step; {run} has steps 1 to 5"),
+    ("6", "--step 6: no such step. {run} has steps 1 to 5"),
     ("0", "--step 0: no such step"),
-    ("2", "--step 2: no sound checkpoint before it; {run}/checkpoints has 2, 4; give a later step"),
+    ("2", "--step 2: no valid checkpoint before it; {run}/checkpoints has 2, 4. Give a later step"),
   ],
 )
 def test_what_cannot_be_replayed_is_one_clear_error(step, wanted, run, capsys):
@@ -82,7 +82,7 @@ def test_what_cannot_be_replayed_is_one_clear_error(step, wanted, run, capsys):
 @pytest.mark.exhaustive
 def test_no_run_and_other_data_are_refused(run, text, tmp_path, capsys):
   assert command.main(["replay", str(tmp_path), "--step", "4"]) == 2
-  assert f"{tmp_path}: no run there, for it has no config.json" in capsys.readouterr().err
+  assert f"{tmp_path}: not a run, because it has no config.json" in capsys.readouterr().err
   other = tmp_path / "run"
   shutil.copytree(run, other)
   fewer = tmp_path / "fewer.jsonl"

@@ -1,4 +1,4 @@
-"""State collections: weight averages and parameter transforms, with rows of other files."""
+"""State collections: weight averages and parameter transforms, also with rows from other files."""
 
 import json
 
@@ -23,7 +23,7 @@ STEPS = 4
 
 
 class Mean:
-  """The mean of the parameters after each update."""
+  """Mean of the parameters after each update."""
 
   def __init__(self, config):
     del config
@@ -33,7 +33,7 @@ class Mean:
 
 
 class FakeQuantize(param_transforms.Mask):
-  """Rounds to so many steps of the largest magnitude; the gradient passes straight through."""
+  """Rounds to a number of steps of the largest magnitude, with a straight-through gradient."""
 
   wanted = "a number of steps"
 
@@ -57,14 +57,14 @@ class FakeQuantize(param_transforms.Mask):
 
 @pytest.fixture
 def rows(monkeypatch):
-  """Rows of both tables that stand in this file."""
+  """Adds rows of both tables from this file."""
   monkeypatch.setitem(weight_average.AVERAGES.rows, "mean", f"{__name__}:Mean")
   monkeypatch.setitem(param_groups.TRANSFORMS.rows, "quantize", f"{__name__}:FakeQuantize")
   param_groups.parse.cache_clear()
 
 
 class Recorder(Callback):
-  """Keeps the trained parameters, what the collections have, and the evaluations, of each step."""
+  """Keeps trained parameters, collections and evaluations of each step."""
 
   def __init__(self):
     self.params, self.values, self.losses = [], [], []
@@ -80,7 +80,7 @@ class Recorder(Callback):
 
 def config(**changes):
   every = {"train.steps": STEPS, "eval.every": 2, "checkpoint.save_interval_steps": 2, "eval.num_logged_samples": 0}
-  # A rate at which four steps change what the model says.
+  # A rate at which four steps change the predictions.
   rate = {"optimizer.name": "adamw", "optimizer.learning_rate": 0.01, "optimizer.scale_by_parameter": False}
   rate |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
   return test_array_batches.small(**every | rate | changes)
@@ -95,7 +95,7 @@ def train(config, workdir, **options):
 
 @pytest.mark.slow
 def test_an_average_of_another_file_is_kept_and_resumed(rows, tmp_path):
-  """After a stop at any step the average is, to the bit, that of the run that never stopped."""
+  """After a stop at any step the average equals an uninterrupted run's, bit for bit."""
   options = {"optimizer.average": "mean", "checkpoint.save_interval_steps": 1}
   whole = train(config(**options), tmp_path / "whole")
   for path, average in whole.values[-1]["average"].items():
@@ -117,7 +117,7 @@ def test_an_average_of_another_file_is_kept_and_resumed(rows, tmp_path):
 def test_an_exponential_average_is_what_its_formula_says(tmp_path):
   found = train(config(**{"optimizer.average": "ema", "optimizer.average_decay": 0.3}), tmp_path)
   path = "encoder/layers/mlp/up"
-  expected = found.values[0]["average"][path]  # (1 + 0) / (10 + 0) of the initial value is in it
+  expected = found.values[0]["average"][path]  # includes (1 + 0) / (10 + 0) of the initial value
   for step in range(1, STEPS):
     decay = min(0.3, (1 + step) / (10 + step))
     expected = decay * expected + (1 - decay) * found.params[step][path]
@@ -126,14 +126,14 @@ def test_an_exponential_average_is_what_its_formula_says(tmp_path):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-  """A run without collections, and its workdir."""
+  """Returns a run without collections, and its workdir."""
   workdir = tmp_path_factory.mktemp("plain")
   return train(config(), workdir), workdir
 
 
 @pytest.mark.exhaustive
 def test_readers_take_what_was_evaluated(plain, tmp_path):
-  """The held-out loss, what is converted and what another run begins with are of the average, by choice."""
+  """Held-out loss, conversion and warm starts use the average, if selected."""
   options = {"optimizer.average": "ema", "optimizer.average_decay": 0.9, "eval.average": True}
   found = train(config(**options), tmp_path)
   jax.tree.map(np.testing.assert_array_equal, found.params[-1], plain[0].params[-1])
@@ -152,7 +152,7 @@ def test_readers_take_what_was_evaluated(plain, tmp_path):
 
 
 def test_an_average_lies_as_its_parameters_do(rows):
-  """Each copy is sharded as its parameter, and not a whole on every device."""
+  """Each copy is sharded as its parameter, not replicated."""
   run = loading.records(config(**{"optimizer.average": "mean", "mesh.fsdp": 2, "mesh.data": 1}))
   run = run.with_(model={"vocab_size": 384})
   mesh = t2t.sharding.make_mesh({"data": 1, "fsdp": 2}, devices=jax.devices()[:2])
@@ -165,7 +165,7 @@ def test_an_average_lies_as_its_parameters_do(rows):
 
 @pytest.mark.exhaustive
 def test_masked_parameters_stay_zero(tmp_path):
-  """So many of each layer, those of the smallest magnitude, whatever the optimizer does; others are trained."""
+  """A fraction of each layer by smallest magnitude, with any optimizer; other parameters are trained."""
   share = 0.75
   options = {"optimizer.param_groups": (f"mlp/(up|down): mask={share}",), "optimizer.weight_decay": 0.1}
   found = train(config(**options), tmp_path)
@@ -180,7 +180,7 @@ def test_masked_parameters_stay_zero(tmp_path):
 
 @pytest.mark.slow
 def test_the_average_of_masked_parameters_is_masked():
-  """From the first step; what is rounded in training is rounded in evaluation, of the average as well."""
+  """From the first step; parameters that are rounded in training are also rounded in evaluation, as is the average."""
   run = loading.records(config(**{"optimizer.param_groups": ("mlp/up: mask=0.5",), "optimizer.average": "ema"}))
   collections = state_collections.of_run(run.with_(eval={"average": True}))
   up = jax.random.normal(jax.random.key(0), (2, 8, 8))
@@ -197,7 +197,7 @@ def test_the_average_of_masked_parameters_is_masked():
 
 @pytest.mark.exhaustive
 def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_path):
-  """Training and evaluation read rounded parameters; what the optimizer updates stays as fine as it was."""
+  """Training and evaluation read rounded parameters; the optimizer updates full precision."""
   coarse = train(config(**{"optimizer.param_groups": ("mlp: quantize=2",)}), tmp_path)
   assert coarse.losses[0] != plain[0].losses[0]
   path = "encoder/layers/mlp/up"
@@ -207,7 +207,7 @@ def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_pat
 
 @pytest.mark.exhaustive
 def test_runs_without_collections_save_none(plain):
-  """A checkpoint has what it had before there were collections."""
+  """Their checkpoints have the same content as before collections existed."""
   saved = (plain[1] / manager.CHECKPOINTS / str(STEPS) / "state" / "_METADATA").read_text()
   assert "params" in saved and not [name for name in json.loads(saved)["tree_metadata"] if "collections', " in name]
 
@@ -215,11 +215,14 @@ def test_runs_without_collections_save_none(plain):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"optimizer.average": "emma"}, "config.optimizer.average='emma': known are ema; did you mean ema?"),
+    ({"optimizer.average": "emma"}, "config.optimizer.average='emma': unknown. Give one of ema; did you mean ema?"),
     ({"optimizer.average": "ema", "optimizer.average_decay": 1.5}, "config.optimizer.average_decay=1.5: must be from"),
-    ({"eval.average": True}, "config.eval.average=True: the run keeps no average; give config.optimizer.average=ema"),
-    ({"optimizer.param_groups": ("mlp: mask=1.5",)}, "mask=1.5: give a share, at least 0 and below 1"),
-    ({"optimizer.param_groups": ("mlp: maks=0.5",)}, "no setting 'maks'; there are frozen"),
+    ({"eval.average": True}, "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema"),
+    (
+      {"optimizer.param_groups": ("mlp: mask=1.5",)},
+      "mask=1.5: give the fraction of each parameter that is zero, at least 0 and below 1",
+    ),
+    ({"optimizer.param_groups": ("mlp: maks=0.5",)}, "unknown setting 'maks'. Give one of frozen"),
   ],
 )
 def test_bad_settings_are_refused(options, message):
@@ -232,7 +235,7 @@ def test_bad_settings_are_refused(options, message):
   "saved", [{"params": {}}, {"params": {}, "collections": None}, {"params": {}, "collections": {}}]
 )
 def test_readers_take_parameters_where_no_average_was_saved(saved):
-  """A merged or converted checkpoint has the config of its run, and no average."""
+  """A merged or converted checkpoint has its run's config but no average."""
   averaged = {"eval": {"average": True}}
   assert restore.trained_keys(saved, averaged) == restore.trained_keys(saved, {}) == ("params",)
   assert restore.trained_keys(saved | {"collections": {"average": {}}}, averaged) == ("collections", "average")
@@ -240,7 +243,7 @@ def test_readers_take_parameters_where_no_average_was_saved(saved):
 
 @pytest.mark.exhaustive
 def test_a_merged_adapter_of_an_averaged_run_is_read(tmp_path):
-  """Its parameters are arrays, with the average of the adapter in them."""
+  """Its parameters include the average of the adapter."""
   run = trained.adapter(
     "encoder_decoder", "--config.lora.rank=2", "--config.optimizer.average=ema", "--config.eval.average=True"
   )

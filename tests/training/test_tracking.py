@@ -1,4 +1,4 @@
-"""Experiment trackers: what they are told, the real ones where they are installed, and that no run fails by them."""
+"""Experiment trackers: fake ones, the real ones if installed, and failures that must not end a run."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from t2t.training import config_checks, trackers, tracking
 from t2t.training.callbacks import tracker
 
 CONFIG = {"train": {"steps": 4}, "stages": [{"name": "a"}]}
-# A library that writes down what it is asked, and in one place does otherwise.
+# A fake library that records calls, and misbehaves in one place.
 FAKE = """
 import json, os, time
 def note(*what):
@@ -44,7 +44,7 @@ def init(**given):
 
 @pytest.fixture
 def notes(tmp_path, monkeypatch):
-  """Has a fake wandb imported, and returns what reads what it was asked."""
+  """Installs a fake wandb, and returns a reader of its recorded calls."""
 
   def install(misbehaves="pass", at=""):
     (tmp_path / "library").mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def notes(tmp_path, monkeypatch):
 
 
 def tracked(workdir, outcome, rows, *, tracker="wandb"):
-  """A run that is measured so often, and what was said of it."""
+  """Returns the log lines of a run with a number of rows."""
   said: list[str] = []
   found = tracking.Tracking(tracker, "project", CONFIG, epath.Path(workdir), said.append)
   for step in rows:
@@ -68,7 +68,7 @@ def tracked(workdir, outcome, rows, *, tracker="wandb"):
 
 
 def test_a_resumed_run_goes_on_in_the_same_place(notes, tmp_path, monkeypatch):
-  """With the config, its workdir's name, each row once, and how it ended."""
+  """With the config, the workdir's name, each row once, and the outcome."""
   found = notes()
   monkeypatch.setattr(tracking, "_STOPPED_SECONDS", 100.0)
   monkeypatch.setattr(tracking, "_LAST_SECONDS", 100.0)
@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_in_the_same_place(notes, tmp_path, monkeypatch):
 WRONG = {
   "raises": ("raise RuntimeError('no way to the server')", "RuntimeError: no way to the server"),
   "exits": ("raise SystemExit(3)", "SystemExit: 3"),
-  "dies": ("os._exit(9)", "its process has ended with 9"),
+  "dies": ("os._exit(9)", "its process ended with exit status 9"),
   "hangs": ("time.sleep(600)", "more in the background"),
 }
 
@@ -96,7 +96,7 @@ WRONG = {
 @pytest.mark.parametrize("at", ["init", "log", "finish"])
 @pytest.mark.parametrize("how", WRONG)
 def test_a_tracker_that_fails_costs_one_line(how, at, notes, tmp_path, monkeypatch):
-  """Wherever it does: the run goes on, waits at its end for a moment, and leaves no process behind."""
+  """In any place: the run continues, waits briefly at its end, and leaves no process behind."""
   monkeypatch.setattr(tracking, "_LAST_SECONDS", 1.0 if how == "hangs" else 100.0)
   monkeypatch.setattr(trackers, "BACKGROUND_SECONDS", 0.1)
   misbehaves, expected = WRONG[how]
@@ -104,19 +104,19 @@ def test_a_tracker_that_fails_costs_one_line(how, at, notes, tmp_path, monkeypat
   found: list[str] = []
   tracker = tracking.Tracking("wandb", "project", CONFIG, epath.Path(tmp_path / "run"), found.append)
   tracker.write(1, {"train/loss": 1.0})
-  while at != "init" and not found:  # which it says when it is opened
+  while at != "init" and not found:  # logged when the tracker has opened
     time.sleep(0.01)
   tracker.finish(trackers.FINISHED)
   wrong = [line for line in found if "https://" not in line]
   assert len(wrong) == 1 and expected in wrong[0] and wrong[0].startswith("config.logging.tracker=wandb: ")
-  assert wrong[0].endswith("; metrics.jsonl has all numbers")
+  assert wrong[0].endswith("; metrics.jsonl has all metrics")
   assert ("wandb login" in wrong[0]) == (how != "dies" and (at == "init" or how != "hangs"))
   tracker.write(2, {"train/loss": 1.0})
   tracker._child.wait(timeout=30)
 
 
 def test_a_run_that_is_gone_there_is_told_how_to_begin_another(notes, tmp_path):
-  """Of a resumed run the remedy names the file that says which one it was."""
+  """The remedy for a resumed run names the file with the id of the tracker's run."""
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / tracking.NAME).write_text('{"wandb": {"project": {"run": "gone"}}}')
   found = notes("raise RuntimeError('no such run')", "init")
@@ -125,7 +125,7 @@ def test_a_run_that_is_gone_there_is_told_how_to_begin_another(notes, tmp_path):
 
 
 def test_a_library_that_is_not_there_is_told_with_its_remedy(tmp_path, monkeypatch):
-  """Neither is a folder that it has left behind."""
+  """A folder that an uninstalled library left behind does not count."""
   (tmp_path / "mlflow").mkdir()
   monkeypatch.setattr(sys, "path", [str(tmp_path), str(pathlib.Path(tracking.__file__).parents[2])])
   (said,) = tracked(tmp_path / "run", trackers.FINISHED, (1,), tracker="mlflow")
@@ -142,12 +142,12 @@ def test_rows_that_come_too_fast_are_left_out_and_it_is_said_once(notes, tmp_pat
   for step in range(5_000):
     found.write(step, values)
   found.finish(trackers.FINISHED)
-  assert ["lacks some from step" in line for line in said] == [True, False]
+  assert ["some are missing from step" in line for line in said] == [True, False]
   found._child.wait(timeout=30)
 
 
 def test_a_run_that_is_killed_is_told_of(notes, tmp_path):
-  """Nobody says how it ended: what it was fed by ends."""
+  """Without an outcome the tracker's process takes the end of its input as a kill."""
   found = notes()
   told = {"tracker": "wandb", "place": {}, "project": "p", "name": "n", "workdir": "w", "config": {}, "process": 0}
   told["process"] = os.getpid()
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_is_told_of(notes, tmp_path):
   done = subprocess.run(
     [sys.executable, "-m", trackers.__name__], input=lines, env=environment, capture_output=True, text=True, check=True
   )
-  assert [*map(json.loads, done.stdout.splitlines())][-1] == {"ended": True}  # and nothing that the library prints
+  assert [*map(json.loads, done.stdout.splitlines())][-1] == {"ended": True}  # without output of the library
   assert found()[-1] == ["finish", 1, {"outcome": "killed"}]
 
 
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_is_told_of(notes, tmp_path):
   [
     ({"tracker": "wandbb"}, "did you mean wandb?"),
     ({"tracker": "mlflow", "project": ""}, "config.logging.project is empty"),
-    ({"histograms": -1}, "give steps between them"),
+    ({"histograms": -1}, "give the number of steps between histograms"),
   ],
 )
 def test_what_there_is_not_is_refused(values, message):
@@ -190,7 +190,7 @@ def test_the_first_process_alone_has_a_tracker(monkeypatch, tmp_path):
 
 
 def test_a_tracker_that_was_given_up_leaves_no_thread(tmp_path):
-  """Of many runs in one process, as in a search."""
+  """With many runs in one process, as in a search."""
   told = []
   found = tracking.Tracking("wandb", "project", {"no": "such"}, epath.Path(tmp_path), told.append)
   found._give_up("says the test")
@@ -204,11 +204,11 @@ def test_a_tracker_that_was_given_up_leaves_no_thread(tmp_path):
     time.sleep(0.05)
 
 
-# ---- The real libraries ----------------------------------------------------------------------------------------------
+# ---- Real libraries --------------------------------------------------------------------------------------------------
 
 
 def of_wandb(workdir, place):
-  """Of one run, however often it was begun, and its numbers are in what `wandb sync` sends."""
+  """A single run after several starts, with its metrics in the files for `wandb sync`."""
   files = sorted((workdir / "wandb").glob(f"offline-run-*/run-{place['run']}.wandb"))
   assert len(files) == 2 and all(b"train/loss" in file.read_bytes() for file in files)
 
@@ -238,7 +238,7 @@ REAL = {"wandb": of_wandb, "trackio": of_trackio, "mlflow": of_mlflow}
 
 @pytest.mark.parametrize("name", REAL)
 def test_what_a_library_has_is_what_was_measured(name, tmp_path, monkeypatch):
-  """Without a network: a run in two parts is one there, with each number once."""
+  """Without a network: a run in two parts is one run in the tracker, with each metric once."""
   if importlib.util.find_spec(name) is None:
     pytest.skip(f"{name} is not installed")
   monkeypatch.setattr(tracking, "_LAST_SECONDS", 300.0)

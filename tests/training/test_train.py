@@ -1,4 +1,4 @@
-"""The whole command, as a user would run it."""
+"""The `t2t train` command end to end."""
 
 import gzip
 import itertools
@@ -31,7 +31,7 @@ from t2t.reports import first_batches, history
 from t2t.runtime import exit_codes, preemption, sync_point
 from t2t.training import mesh_selection, metric_writers, optimizers, recipe, train_state, train_step
 
-# A model and a corpus so small that what takes time is Python.
+# A model and a corpus so small that Python takes most of the time.
 SMALL = (
   "--config.model.vocab_size=384",
   "--config.model.embed_dim=16",
@@ -86,13 +86,13 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
 
 @pytest.mark.exhaustive
 def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
-  """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
+  """The files named in the summary exist, and the summary compares the losses."""
   monkeypatch.chdir(tmp_path)
   given = ("--config.eval.every=2", "--config.logging.tracker=mlflow")
   monkeypatch.setattr(sys, "path", [path for path in sys.path if not (pathlib.Path(path) / "mlflow").exists()])
   assert command.main(arguments(text, pathlib.Path("run"), *given)) == 0
   out, err = capsys.readouterr()
-  assert err.count("config.logging.tracker=mlflow: not installed") == 1  # and no more comes of it
+  assert err.count("config.logging.tracker=mlflow: not installed") == 1  # with no further message
   assert "held-out loss" in out and "unigram model" in out
   assert out.count("example ") == 3 and out.count("truth") == 3
   assert "(last 6, best by loss " in out
@@ -111,8 +111,8 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   (given,) = first_batches.read(workdir)
   assert (given["step"], len(given["rows"])) == (0, 3) and "encoder_input_tokens" in given["rows"][0]
   report = (workdir / "report.html").read_text()
-  assert "What the model made of the input of example 3" in report and "to be written by the decoder" in report
-  # Step 3 was not measured: it has no numbers, least of all those of step 2.
+  assert "Predictions on the input of example 3" in report and "target of the decoder" in report
+  # Step 3 was not evaluated: it must not have metrics of step 2.
   checkpoints = manager.Checkpoints(epath.Path(workdir), keep=2)
   assert checkpoints.metrics() == {3: None, 6: {"loss": pytest.approx(losses(workdir, "eval/loss")[6])}}
   checkpoints.close()
@@ -132,7 +132,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
 
 
 def shown(out: str) -> list[dict[str, str]]:
-  """The examples of a summary: input, prediction, guesses and truth of each."""
+  """Returns the examples of a summary: input, prediction, guesses and truth of each."""
   found: list[dict[str, str]] = []
   label = ""
   for line in out.partition("\ncheckpoints ")[0].splitlines():
@@ -145,11 +145,11 @@ def shown(out: str) -> list[dict[str, str]]:
 
 
 def letters(text: str) -> str:
-  """Of words alone: a space may be masked, or what joins two lines."""
+  """Keeps words only, because a space or a separator of lines may be masked."""
   return re.sub("[^a-z]", "", text.replace('{"text": ', ""))
 
 
-# Every architecture with an objective of its own, of the parts that a family is known for.
+# Every architecture with its own objective and its family's typical parts.
 FAMILIES = {
   "masked_lm": ("--config=tiny_bert", *SMALL, "--config.model.num_encoder_layers=2", "--config.model.max_length=64"),
   "causal_lm": ("--config=tiny_gpt", *SMALL, "--config.model.num_decoder_layers=2", "--config.model.max_length=32"),
@@ -166,19 +166,19 @@ FAMILIES = {
 
 
 def family(objective: str) -> tuple[str, ...]:
-  """Arguments for a run whose loss falls within a few steps."""
+  """Returns arguments for a run with a loss that falls within a few steps."""
   schedule = ("--config.optimizer.schedule=constant", "--config.optimizer.warmup_steps=0")
   return (*FAMILIES[objective], f"--config.data.objective={objective}", *schedule)
 
 
 @pytest.mark.exhaustive
 def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
-  """Called again with another setting, it trains no step; with more steps it has the new one."""
+  """Another setting trains no step and is not saved; with more steps it is."""
   workdir = tmp_path / "run"
   assert command.main(arguments(text, workdir)) == 0
   config = (workdir / "config.json").read_bytes()
   assert command.main(arguments(text, workdir, "--config.train.log_every=2")) == 0
-  assert "nothing left to train" in capsys.readouterr().err
+  assert "training already finished at step" in capsys.readouterr().err
   assert (workdir / "config.json").read_bytes() == config
   assert command.main(arguments(text, workdir, "--config.train.log_every=2", "--config.train.steps=7")) == 0
   assert json.loads((workdir / "config.json").read_text())["train"]["log_every"] == 2
@@ -187,7 +187,7 @@ def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("objective", FAMILIES)
 def test_every_architecture_trains(objective, text, tmp_path, capsys):
-  """The held-out loss falls, and the summary shows what the model makes of three texts of the validation file."""
+  """The held-out loss falls, and the summary shows predictions on three held-out texts."""
   more = ("--config.train.steps=12", "--config.eval.every=4", "--config.checkpoint.save_interval_steps=12")
   workdir = tmp_path / "run"
   assert command.main(arguments(text, workdir, *more, model=family(objective))) == 0
@@ -213,9 +213,9 @@ def test_every_architecture_trains(objective, text, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
-  """Stopped, begun again and stopped again: bit for bit the losses of a whole run, dropout and data included.
+  """Stopped, resumed and stopped again: losses equal an uninterrupted run's bit for bit, with dropout and data.
 
-  What was saved after a restore is restored once more: a position that is only right in its first generation is not.
+  The second resume checks that a checkpoint after a resume has the right data position, too.
   """
   model = (*T5, "--config.eval.num_logged_samples=0")
   whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -223,13 +223,13 @@ def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
   for steps in (3, 4, 6):
     assert command.main(arguments(text, parts, f"--config.train.steps={steps}", model=model)) == 0
   assert losses(parts) == losses(whole)
-  # The last step of each command is evaluated as well.
+  # Each command also evaluates its last step.
   assert losses(parts, "eval/loss").items() >= losses(whole, "eval/loss").items()
 
 
 @pytest.mark.exhaustive
 def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, monkeypatch):
-  """Stopped at it, and at its second attempt as well: in the end there are the rows of a run that was not stopped."""
+  """Stopped in the evaluation and in its repetition: finally all rows of an uninterrupted run exist."""
   model = (*T5, "--config.eval.num_logged_samples=0")
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   assert command.main(arguments(text, whole, model=model)) == 0
@@ -253,7 +253,7 @@ def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, mo
 
 @pytest.mark.exhaustive
 def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, monkeypatch):
-  """Of the targets as they are where training smooths them, also where a stop came with the last step."""
+  """Without label smoothing, also if a stop comes with the last step."""
 
   reached, times = preemption.Steps.reached, itertools.count(1)
 
@@ -284,7 +284,7 @@ def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, m
 
 @pytest.mark.slow
 def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
-  """SIGTERM in the middle saves the step that was reached, and the same command ends the run."""
+  """SIGTERM saves the current step, and the same command finishes the run."""
   workdir = tmp_path / "run"
   long = arguments(text, workdir, "--config.train.steps=100000", "--config.eval.every=100000")
   process = subprocess.Popen([sys.executable, "-m", "t2t", *long], stderr=subprocess.PIPE, text=True)
@@ -299,14 +299,14 @@ def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
   assert [note["event"] for note in history.read(epath.Path(workdir))] == ["start", "end"]
   assert "stopped" in (workdir / "report.html").read_text()
   again = arguments(text, workdir, f"--config.train.steps={reached + 2}")
-  # The run before this one saw one device; this process has more.
+  # The previous run saw one device; this process has more.
   assert command.main([*again, "--config.mesh.fsdp=1", "--config.mesh.data=-1"]) == 0
   assert max(losses(workdir)) == reached + 2
 
 
 @pytest.mark.exhaustive
 def test_second_run_in_a_workdir_is_refused(text, tmp_path, capsys):
-  """While one run writes to a workdir another gets an error, and the first goes on unharmed."""
+  """While a run writes to a workdir, a second run gets an error, and the first is not affected."""
   workdir = tmp_path / "run"
   long = arguments(text, workdir, "--config.train.steps=100000", "--config.eval.every=100000")
   process = subprocess.Popen([sys.executable, "-m", "t2t", *long], stderr=subprocess.PIPE, text=True)
@@ -332,7 +332,7 @@ def test_warm_start_takes_parameters_alone(text, tmp_path):
 
 @pytest.mark.slow
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tmp_path, capsys):
-  """A run that diverges ends with an error, and its last good checkpoint is still there."""
+  """A run that diverges ends with an error, and its last good checkpoint remains."""
   workdir = tmp_path / "run"
   assert command.main(arguments(text, workdir, "--config.train.steps=3")) == 0
   capsys.readouterr()
@@ -351,7 +351,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tm
 
 @pytest.mark.slow
 def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
-  """Whose loss was: a rate that is none spoils the parameters behind it."""
+  """Although the loss was finite: a NaN learning rate makes the updated parameters NaN."""
   rate = (
     "--config.optimizer.learning_rate=1e39",
     "--config.optimizer.schedule=constant",
@@ -359,7 +359,7 @@ def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
     "--config.optimizer.name=sgd",
   )
   assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.save_interval_steps=1")) == 2
-  assert re.search("step 1: params/.* not finite after this update; it was not saved", capsys.readouterr().err)
+  assert re.search("step 1: params/.* not finite after this update; the step was not saved", capsys.readouterr().err)
   assert not any(path.name.isdigit() for path in (tmp_path / "checkpoints").iterdir())
 
 
@@ -427,14 +427,14 @@ BAD_INPUT = {
 
 
 def sentencepiece(folder: pathlib.Path) -> pathlib.Path:
-  """A model that has neither a mask nor sentinels."""
+  """Trains a SentencePiece model without a mask or sentinels."""
   return training.train_sentencepiece(documents(50), size=40, output_dir=folder / "pieces")
 
 
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_is_one_clear_error(name, text, tmp_path, capsys):
-  """Exit code 2, the place and the remedy in the message, no traceback, nothing trained."""
+  """Exit code 2, place and remedy in the message, no traceback, nothing trained."""
   overrides, expected = BAD_INPUT[name]
   assert command.main(arguments(text, tmp_path / "run", *overrides(tmp_path))) == 2
   error = capsys.readouterr().err
@@ -443,13 +443,13 @@ def test_bad_input_is_one_clear_error(name, text, tmp_path, capsys):
   for part in expected:
     assert part in error
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
-  # What a workdir's own checkpoints or another's are needed for is found out with the workdir at hand.
+  # Errors about checkpoints are only found after the workdir was created.
   assert (tmp_path / "run").exists() == (name == "warm start from nowhere")
 
 
 @pytest.mark.exhaustive
 def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys):
-  """Resuming with another shape is refused, names what differs, and leaves the checkpoint as it was."""
+  """Resuming with other shapes is an error with their names, and the checkpoint does not change."""
   workdir = tmp_path / "run"
   assert command.main(arguments(text, workdir, "--config.train.steps=3")) == 0
   before = sorted(path.name for path in (workdir / "checkpoints").rglob("*"))
@@ -458,7 +458,7 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   error = capsys.readouterr().err
   assert "decoder/layers/mlp/down" in error and "(2, 32, 16)" in error and "(2, 48, 16)" in error
   assert sorted(path.name for path in (workdir / "checkpoints").rglob("*")) == before
-  # What a run does otherwise than before is told when it goes on, and not before it is refused.
+  # Changed settings are only reported if the run resumes.
   assert "resuming" not in error
   keys = (
     "train.steps=4",
@@ -472,7 +472,7 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   told = capsys.readouterr().err
   assert "resuming from step 3\n  with another config." in told and told.count("with another config.") == 5
   assert "  and 2 more keys that are not as they were\n" in told
-  # Its own parameters are what it goes on with, and another model needs no more steps.
+  # The run resumes from its own parameters, so another model needs no further steps.
   assert command.main(arguments(text, workdir, "--config.train.steps=4", f"--config.init.checkpoint={tmp_path}")) == 0
   told = capsys.readouterr().err
   assert f"\n  without config.init.checkpoint={tmp_path}: the run has parameters of its own" in told
@@ -484,7 +484,6 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
 
 @pytest.mark.exhaustive
 def test_debug_shows_the_traceback(text, tmp_path):
-  """With --debug the error comes with where it was raised."""
   result = subprocess.run(
     [sys.executable, "-m", "t2t", *arguments(text, tmp_path, "--config.model.dtype=float16"), "--debug"],
     capture_output=True,
@@ -497,7 +496,7 @@ def test_debug_shows_the_traceback(text, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_warm_start_has_the_memory_of_what_it_starts_from():
-  """The parameters are arguments of the program and donated; it holds none of them, and they are nowhere twice."""
+  """The program takes the parameters as donated arguments, not as constants, so they are in memory once."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model_fn = lambda key: transformer.build(toy.config(), nnx.Rngs(key))
@@ -521,7 +520,7 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
 
 @pytest.mark.exhaustive
 def test_what_is_planned_is_what_is_trained(text, tmp_path, monkeypatch):
-  """The program that `t2t plan` compiles for a mesh is, to the letter, the one that training runs on it."""
+  """`t2t plan` and training compile the same program for a mesh, to the letter."""
   programs, make = [], train_step.make_train_step
 
   def recorded(*args, **options):

@@ -16,12 +16,12 @@ from t2t.planning.hlo import cost as hlo_cost
 from t2t.training import optimizers, train_state, train_step
 
 ONE_DEVICE = {"data": 1}
-# Well conditioned: with a small epsilon Adam's first update is the gradient's sign, which rounding can turn.
+# Well conditioned: with a small epsilon Adam's first update is the gradient's sign, which rounding can flip.
 ADAMW = toy.optimizer_config(name="adamw", epsilon=0.1, scale_by_parameter=True, clip_norm=1.0)
 
 
 def uneven_batch(kind="t5_1_1"):
-  """Eight rows, of one token to all."""
+  """Returns eight rows, with one token to all tokens."""
   inputs, targets = (8, 1, 5, 3, 8, 2, 7, 4), (1, 6, 1, 1, 6, 6, 2, 1)
   return toy.batch(inputs, targets, padded_to=(8, 6), architecture=toy.KINDS[kind].architecture)
 
@@ -30,7 +30,7 @@ def uneven_batch(kind="t5_1_1"):
 def made(
   mesh_shape, *, kind="t5_1_1", config=None, microbatches=1, freeze=(), dropout_rate=0.0, offload=False, skip=False
 ):
-  """A maker of fresh states, always the same, and their train step on a mesh."""
+  """Returns a maker of equal fresh states, and their train step on a mesh."""
   shape = dict(mesh_shape)
   devices = jax.devices()[:1] if shape == ONE_DEVICE else None
   mesh = sharding.make_mesh(shape, devices=devices)
@@ -45,13 +45,13 @@ def made(
     step = train_step.make_train_step(
       graphdef, loss_fn, tx, shardings, num_microbatches=microbatches, skip_not_finite=skip
     )
-  # The step donates its state, so that each test starts from a copy.
+  # The step donates its state, so each test starts from a copy.
   copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=shardings)
   return mesh, graphdef, lambda: copy(state), step
 
 
 def train(mesh_shape, batch, *, steps=2, key=0, first_step=None, **how):
-  """The state after some steps on one batch, and the metrics of each."""
+  """Returns the state after some steps on one batch, and the metrics of each step."""
   mesh, _, fresh, step = made(tuple(mesh_shape.items()), **how)
   state, history = fresh(), []
   if first_step is not None:
@@ -72,7 +72,7 @@ def assert_same_training(actual, expected):
 
 @pytest.mark.exhaustive
 def test_fresh_parameters_do_not_depend_on_the_mesh():
-  """The same key gives the same parameters, bit for bit, wherever they are made."""
+  """The same key gives the same parameters on all meshes, bit for bit."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
   config = toy.config(num_encoder_layers=1, num_decoder_layers=1)
   meshes = sharding.make_mesh(ONE_DEVICE, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2})
@@ -86,7 +86,7 @@ def test_fresh_parameters_do_not_depend_on_the_mesh():
 
 @pytest.mark.exhaustive
 def test_microbatches_equal_the_full_batch():
-  """Loss, metrics and updated parameters do not depend on how a batch of uneven rows is cut."""
+  """Loss, metrics and updated parameters do not depend on the split of a batch with uneven rows."""
   whole = train(ONE_DEVICE, uneven_batch())
   assert_same_training(train(ONE_DEVICE, uneven_batch(), microbatches=8), whole)
 
@@ -108,14 +108,14 @@ def test_microbatches_equal_the_full_batch():
   ids=lambda x: "-".join(f"{axis}{size}" for axis, size in x.items()) if isinstance(x, dict) else None,
 )
 def test_a_mesh_trains_as_one_device_does(kind, mesh_shape, microbatches):
-  """Loss, metrics and updated parameters do not depend on where they lie, in any of the three architectures."""
+  """Loss, metrics and updated parameters do not depend on the mesh, in all three architectures."""
   batch = uneven_batch(kind)
   alone = train(ONE_DEVICE, batch, kind=kind)
   assert_same_training(train(mesh_shape, batch, microbatches=microbatches, kind=kind), alone)
 
 
 class TwoTerms(losses.CrossEntropy):
-  """Targets, and beside them half of the mean square of what comes out at all real positions of the decoder."""
+  """Loss of the targets plus half of the mean square of the decoder's output at real positions."""
 
   def weights(self, batch):
     real = real_positions(batch, "decoder")
@@ -131,7 +131,7 @@ class TwoTerms(losses.CrossEntropy):
 
 @functools.cache
 def gradient_of_two_terms(mesh_shape, microbatches):
-  """Of a batch of 32 uneven rows, by one step of plain gradient descent."""
+  """Returns the gradient of a batch of 32 uneven rows, by one step of plain gradient descent."""
   batch = {name: np.tile(x, (4, 1)) for name, x in uneven_batch().items()}
   shape = dict(mesh_shape)
   mesh = sharding.make_mesh(shape, devices=jax.devices()[:1] if shape == ONE_DEVICE else None)
@@ -152,14 +152,14 @@ def gradient_of_two_terms(mesh_shape, microbatches):
   ("shape", "microbatches"), [({"data": 8}, 1), ({"data": 4, "fsdp": 2}, 4), ({"data": 2, "fsdp": 2, "tensor": 2}, 4)]
 )
 def test_terms_have_denominators_of_their_own(shape, microbatches):
-  """Two terms with different weights, uneven rows: the gradient is that of the whole batch on one device."""
+  """Two terms with different weights and uneven rows: the gradient equals the whole batch's on one device."""
   alone = gradient_of_two_terms(tuple(ONE_DEVICE.items()), 1)
   toy.assert_trees_close(gradient_of_two_terms(tuple(shape.items()), microbatches), alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_term_without_a_gradient_is_an_error():
-  """A loss made of metrics would train nothing, or but the half of what it says."""
+  """Otherwise a loss computed from metrics would train nothing, or only one of its terms."""
 
   class OfMetrics(losses.CrossEntropy):
     def __call__(self, module, batch, weights, *, key, train):
@@ -172,13 +172,13 @@ def test_a_term_without_a_gradient_is_an_error():
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
     step = train_step.make_train_step(graphdef, OfMetrics(toy.loss_config()), tx, shardings)
-    with pytest.raises(ValueError, match="the term 'of_metrics' of the loss does not depend on any parameter"):
+    with pytest.raises(ValueError, match="loss term 'of_metrics' does not depend on any trained parameter"):
       step.lower(state, uneven_batch(), toy.key())
 
 
 @pytest.mark.slow
 def test_gradients_of_copied_parameters_meet_once():
-  """However many microbatches there are: between copies nothing is sent inside of the loop over them."""
+  """With any number of microbatches, their loop contains no communication between copies."""
   mesh, _, fresh, step = made((("data", 2), ("fsdp", 2), ("tensor", 2)), microbatches=2)
   with jax.set_mesh(mesh):
     batch = jax.device_put(uneven_batch(), sharding.batch_sharding(mesh))
@@ -186,7 +186,7 @@ def test_gradients_of_copied_parameters_meet_once():
   collectives = hlo_cost.analyse(text, mesh.shape).collectives
   between = [each for each in collectives if "data" in each.axes]
   assert {each.times for each in between} == {1.0}
-  # A ring of two sends what a device holds once: a quarter of the parameters, or a half of those not split twice.
+  # A ring of two sends each device's part once: a quarter of the parameters, or half of those split only once.
   parameters = sum(leaf.size for leaf in jax.tree.leaves(fresh().params))
   assert parameters / 4 * 4 <= sum(each.bytes for each in between) < parameters / 2 * 4
   assert max(each.times for each in collectives) > 1.0  # of the layers
@@ -194,7 +194,7 @@ def test_gradients_of_copied_parameters_meet_once():
 
 @pytest.mark.slow
 def test_state_is_sharded():
-  """Each device holds its part of a parameter, and of the moments, before and after a step."""
+  """Each device has its part of a parameter and of its moments, before and after a step."""
   mesh, _, fresh, _ = made((("data", 2), ("fsdp", 2), ("tensor", 2)))
   trained, _ = train({"data": 2, "fsdp": 2, "tensor": 2}, uneven_batch())
   shard = lambda x: {piece.data.shape for piece in x.addressable_shards}
@@ -211,7 +211,7 @@ def test_state_is_sharded():
 
 @pytest.mark.slow
 def test_moments_may_wait_in_the_memory_of_the_host():
-  """Nothing else does, and training is the same."""
+  """Only moments are moved, and training is the same."""
   shape = {"fsdp": 4, "tensor": 2}
   state, history = train(shape, uneven_batch(), offload=True)
   assert_same_training((state, history), train(shape, uneven_batch()))
@@ -223,7 +223,7 @@ def test_moments_may_wait_in_the_memory_of_the_host():
 
 @pytest.mark.exhaustive
 def test_steps_compile_once_and_reuse_memory():
-  """The state that a step returns fits the next; the state that it was given is gone."""
+  """A step's result fits the next step, and its input is freed."""
   for shape in (ONE_DEVICE, {"data": 2, "fsdp": 2, "tensor": 2}):
     mesh, _, fresh, step = made(tuple(shape.items()))
     state = fresh()
@@ -237,7 +237,7 @@ def test_steps_compile_once_and_reuse_memory():
 
 
 def test_sharding_constraints_are_in_the_program():
-  """On a mesh the program says how activations lie, forward and backward; constraints are not dropped on the way."""
+  """On a mesh the program contains the constraints on activations, forward and backward."""
   mesh, _, fresh, step = made((("data", 2), ("fsdp", 2), ("tensor", 2)))
   with jax.set_mesh(mesh):
     text = step.lower(fresh(), uneven_batch(), jax.random.key(0)).as_text()
@@ -250,7 +250,7 @@ def test_sharding_constraints_are_in_the_program():
 
 @pytest.mark.exhaustive
 def test_frozen_parameters_do_not_change():
-  """They have no moments either; the others train."""
+  """They have no moments; the others are trained."""
   _, _, fresh, _ = made(tuple(ONE_DEVICE.items()), freeze=("^encoder", "embed"))
   before, (after, _) = fresh(), train(ONE_DEVICE, uneven_batch(), freeze=("^encoder", "embed"))
   assert set(before.params) == {"decoder", "head"}
@@ -261,7 +261,7 @@ def test_frozen_parameters_do_not_change():
 
 @pytest.mark.slow
 def test_dropout_depends_on_seed_and_step():
-  """The same (seed, step) draws the same masks, as after a restart; another of either draws others."""
+  """The same (seed, step) draws the same masks, as after a restart; another seed or step draws others."""
   loss = lambda **how: train(ONE_DEVICE, uneven_batch(), steps=1, dropout_rate=0.3, **how)[1][0]["loss"]
   first = loss(key=0, first_step=5)
   assert first == loss(key=0, first_step=5)
@@ -270,7 +270,7 @@ def test_dropout_depends_on_seed_and_step():
 
 
 class OfKeys(losses.CrossEntropy):
-  """A loss that computes next to nothing, and counts which of a thousand numbers are drawn."""
+  """A loss with almost no computation that counts which of a thousand numbers are drawn."""
 
   def __call__(self, module, batch, weights, *, key, train):
     drawn = jax.nn.one_hot(jax.random.randint(key, (), 0, 1_000), 1_000)
@@ -281,7 +281,7 @@ class OfKeys(losses.CrossEntropy):
 
 @pytest.mark.slow
 def test_each_microbatch_copy_and_step_draws_for_itself():
-  """Else the same features would be dropped in all of them, and what is added up would be less than it seems."""
+  """Otherwise all of them would drop the same features, and the sum would average less."""
   mesh = sharding.make_mesh({"data": 2, "fsdp": 4})
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
   model, loss = toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1)), OfKeys(toy.loss_config())
@@ -300,7 +300,7 @@ def test_each_microbatch_copy_and_step_draws_for_itself():
 
 @pytest.mark.slow
 def test_evaluation_has_no_dropout():
-  """The same batch has the same loss always, that of the training step of a model without dropout."""
+  """The loss of a batch is constant, and equals the training loss of a model without dropout."""
   mesh, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()), dropout_rate=0.3)
   evaluate = train_step.make_eval_step(graphdef, toy.loss())
   with jax.set_mesh(mesh):
@@ -310,7 +310,7 @@ def test_evaluation_has_no_dropout():
 
 
 def test_metrics_of_a_step():
-  """Tokens are those that are not padding, of inputs and targets; norms are of all parameters together."""
+  """Tokens exclude padding and include inputs and targets; norms are over all parameters."""
   state, history = train(ONE_DEVICE, uneven_batch())
   assert history[0]["tokens"] == 8 + 1 + 5 + 3 + 8 + 2 + 7 + 4 + 1 + 6 + 1 + 1 + 6 + 6 + 2 + 1
   squares = sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(state.params))
@@ -320,7 +320,7 @@ def test_metrics_of_a_step():
 
 @pytest.mark.exhaustive
 def test_a_step_is_gradient_descent_on_the_mean_loss():
-  """The gradient is that of the summed loss over the weight of the batch."""
+  """The gradient of the summed loss divided by the weight of the batch."""
   _, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()))
   state = fresh()
   loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=5))

@@ -1,4 +1,4 @@
-"""Batches in which no position counts: a run of them ends with an error, and one that has a few goes on."""
+"""Batches without counted positions: many of them end a run with an error, a few do not."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from t2t.configuration import loading
 from t2t.training import recipe
 from t2t.training.callbacks import uncounted as uncounted_callback
 
-# Config and what is changed of it, by the loss; the tests' own sizes besides.
+# Config and changes by loss, in addition to the tests' own sizes.
 LOSSES = {
   "cross_entropy": ("t5_1_1_small", {}),
   "heads": ("bert_base", {"train.loss": "heads", "model.heads": ({"name": "nli", "num_classes": 3},)}),
@@ -38,12 +38,12 @@ def shapes(config):
 
 
 def uncounted(config):
-  """Padding alone, which every loss takes."""
+  """Returns padding only, which every loss accepts."""
   return {name: np.zeros(x.shape, x.dtype) for name, x in shapes(config).items()}
 
 
 def counted(config, *terms):
-  """Rows of tokens in which these terms count: tokens, heads."""
+  """Returns rows of tokens in which these terms count: tokens, heads."""
   found = {}
   for name, x in shapes(config).items():
     ids = np.random.default_rng(len(name)).integers(3, 300, x.shape)
@@ -88,7 +88,7 @@ def test_held_out_batches_in_which_nothing_counts_are_refused(loss, tmp_path):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_weights_say_whether_a_batch_counts(loss):
-  """Each term of each loss: held-out batches are looked through for them."""
+  """For each term of each loss, because held-out batches are checked by them."""
   config = config_of(loss)
   of_loss = recipe.make(loading.records(config)).loss
   assert not any(float(weight) for weight in of_loss.weights(uncounted(config)).values())
@@ -102,7 +102,7 @@ def test_weights_say_whether_a_batch_counts(loss):
   [("cross_entropy", ("tokens",), 2), ("tokens_and_heads", ("heads",), 1), ("tokens_and_heads", ("tokens",), 2)],
 )
 def test_a_run_goes_on_in_which_few_batches_count(loss, terms, microbatches, tmp_path, capfd, monkeypatch):
-  """One of the last batches, a row of it, and one of the terms: a few batches that do not are reported."""
+  """A late batch, a single row, or a single term counts; a few batches without are only reported."""
   monkeypatch.setattr(uncounted_callback, "_UNCOUNTED", 2)
   changes = {"train.steps": 4, "eval.every": 4, "checkpoint.save_interval_steps": 4, "eval.num_logged_samples": 0}
   config = config_of(loss, **changes, **{"train.microbatches": microbatches, "train.batch_size": 16})

@@ -1,4 +1,4 @@
-"""Callbacks: what a run does besides its steps, one file each, and the table of them."""
+"""Callbacks of the training loop, one file each, registered in CALLBACKS."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _HERE = "t2t.training.callbacks"
 
-# In the order in which hooks are called.
+# Order in which hooks are called.
 CALLBACKS: LazyTable[Any] = LazyTable(
   {
     "first_batches": f"{_HERE}.first_batches:FirstBatches",
@@ -28,7 +28,7 @@ CALLBACKS: LazyTable[Any] = LazyTable(
     "samples": f"{_HERE}.samples:Samples",
   }
 )
-# After those of the user, whose files they save and whose hooks may still write.
+# These run after the user's callbacks, because they save files that user hooks may still write.
 LAST: LazyTable[Any] = LazyTable(
   {
     "checkpointing": f"{_HERE}.checkpointing:Checkpointing",
@@ -37,7 +37,7 @@ LAST: LazyTable[Any] = LazyTable(
   }
 )
 
-# Callbacks of which few runs make use: name -> whether a config does.
+# Callbacks that few runs use: name -> whether a config uses it.
 OPTIONAL: dict[str, Callable[[Config], bool]] = {
   "histograms": lambda config: bool(config.logging.histograms),
   "tracker": lambda config: config.logging.tracker != "none",
@@ -46,7 +46,7 @@ OPTIONAL: dict[str, Callable[[Config], bool]] = {
 
 
 def of_run(config: Config, user_callbacks: Sequence["Callback"] = ()) -> "list[Callback]":
-  """Returns the callbacks of a run in order: those that its config selects, the user's, and those that save.
+  """Returns the callbacks of a run in order: the config's, the user's, then LAST.
 
   Args:
     config: of the run.

@@ -1,4 +1,4 @@
-"""Checkpoints, every `config.checkpoint.save_interval_steps` steps and wherever a run ends."""
+"""Saves checkpoints every `config.checkpoint.save_interval_steps` steps and when a run ends."""
 
 from collections.abc import Callable
 import functools
@@ -14,13 +14,13 @@ from t2t.training.train_state import TrainState
 
 
 class Checkpointing(Callback):
-  """Saves the state, the position in the data and the files of `on_save` of all callbacks."""
+  """Saves the train state, the data position and the files that callbacks return from `on_save`."""
 
   def on_step(self, run: Run) -> None:
-    """Starts to save if a checkpoint is due.
+    """Starts a save if a checkpoint is due.
 
     Raises:
-      UserError: the state is not finite, the workdir is no longer held, or saves have failed for too long.
+      UserError: the state is not finite, another process holds the workdir, or saves keep failing.
     """
     if not (run.saves or run.stop.stops or run.end_reason):
       return
@@ -29,18 +29,18 @@ class Checkpointing(Callback):
       run.lock.check()
       run.stop.saving()
       check_finite(run.state, step=run.step)
-      # A run that resumes here finds each metric up to this step, in the files or in the checkpoint.
+      # Metrics up to this step are flushed or saved with the checkpoint, so that a resumed run has each of them.
       beside = dict(run.batches.state(run.step))
       names = set(beside)
       for callback in run.callbacks:
         files = callback.on_save(run)
         if reserved := [name for name in files if name in names or not run.checkpoints.may_contain(name)]:
           raise UserError(
-            f"{type(callback).__name__}.on_save: {reserved[0]!r} is the name of another file beside a checkpoint, or"
-            " cannot be one; give another name, of letters and digits"
+            f"{type(callback).__name__}.on_save: {reserved[0]!r} is reserved, or is not a valid file name in a "
+            "checkpoint. Return another name, of letters and digits"
           )
         names |= files.keys()
-        # All processes return a file under the same name: one writes it.
+        # All processes return the same file names, but only the first process writes the files.
         beside |= files if jax.process_index() == 0 else {}
       metrics = run.measured if run.measured_step == run.step else None
       run.checkpoints.save(run.step, run.state, beside, run.resolved[run.batches.stage], metrics=metrics)
@@ -48,39 +48,40 @@ class Checkpointing(Callback):
 
 
 def check_finite(state: TrainState, *, step: int) -> None:
-  """Refuses a state with a NaN or an infinity in it; one reduction on the devices, and a bit of each array comes back.
+  """Raises an error if a state contains NaN or Inf; costs one reduction on the devices and one bit per array.
 
-  The loss of a step is that of the parameters before its update, and says nothing of those behind it.  Moments that
-  wait in the host's memory are not looked at: what they spoil shows in the parameters one update later.
+  The loss of a step belongs to the parameters before its update, so a finite loss does not prove that the new
+  parameters are finite. Moments in host memory are not checked: if they are not finite, the next update makes the
+  parameters so.
 
   Args:
-    state: on all hosts alike.
-    step: of it, for the message.
+    state: the same on all hosts.
+    step: number of the step, for the message.
 
   Raises:
-    UserError: names the first parameter, or moment, that is affected.
+    UserError: with the name of the first affected parameter or moment.
   """
   leaves = [
     (path_name(path), x)
     for path, x in jax.tree_util.tree_leaves_with_path(state)
     if jnp.issubdtype(x.dtype, jnp.inexact) and x.sharding.memory_kind != "pinned_host"
   ]
-  # Parameters before the moments that follow from them.
+  # Parameters first, because moments follow from them.
   leaves.sort(key=lambda leaf: leaf[0].startswith("opt_state"))
   finite = np.asarray(_are_finite(sharding.mesh_of(state.step))([x for _, x in leaves]))
   affected = [name for (name, _), good in zip(leaves, finite, strict=True) if not good]
   if affected:
     more = f" and {len(affected) - 1} more arrays" if len(affected) > 1 else ""
     raise UserError(
-      f"step {step}: {affected[0]}{more} not finite after this update; it was not saved. Lower"
-      " config.optimizer.learning_rate, or set config.optimizer.clip_norm=1.0; the same command again goes on from the"
-      " last checkpoint"
+      f"step {step}: {affected[0]}{more} not finite after this update; the step was not saved. Lower "
+      "config.optimizer.learning_rate or set config.optimizer.clip_norm=1.0, then run the same command again to "
+      "resume from the last checkpoint"
     )
 
 
 @functools.cache
 def _are_finite(mesh: jax.sharding.Mesh) -> Callable[[list[jax.Array]], jax.Array]:
-  """Arrays -> whether all of each is finite; every host has the whole answer."""
+  """Maps arrays to one bool each, True if all values are finite; the result is replicated to every host."""
   return jax.jit(
     lambda arrays: jnp.stack([jnp.isfinite(x).all() for x in arrays]), out_shardings=sharding.replicated(mesh)
   )

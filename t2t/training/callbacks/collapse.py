@@ -1,4 +1,4 @@
-"""Collapse: a loss that stays at what a model reaches whose output is the same for every input."""
+"""Detects collapse: a loss that stays at the value of a model with the same output for every input."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from t2t.configuration.schema import Config
 from t2t.losses import Baseline, Loss
 from t2t.training.run import Callback, DispatchedStep, Run
 
-STEPS = 50  # at chance in a row, before a run reports it
-TOLERANCE = 1e-3  # of the loss
-# A constant predictor that was fitted on the training text is a little above one that was fitted on held-out text.
+STEPS = 50  # steps in a row at chance before a warning
+TOLERANCE = 1e-3  # relative to the loss
+# A constant predictor that is fitted on training text has a slightly higher loss on held-out text.
 _ABOVE = 0.02
-# The loss of fresh parameters may be at chance until the learning rate has risen to this share of its top.
+# Fresh parameters may be at chance during warm-up; warn only above this fraction of the peak learning rate.
 _RATE = 0.1
 
 
@@ -23,7 +23,7 @@ def is_at(loss: float, baseline: Baseline) -> bool:
 
 
 class Collapse:
-  """Notices losses at chance: of training steps, and of evaluations that follow each other.
+  """Detects losses at chance, of training steps and of consecutive evaluations.
 
   Args:
     config: of a stage.
@@ -55,19 +55,19 @@ class Collapse:
       if float(rate) >= _RATE * self._config.optimizer.learning_rate:
         self._reported.add(name)
         sentences.append(
-          f"step {step}: {name} {values[name]:.4f} has been at chance for {self._rows[name]} steps (within"
-          f" {TOLERANCE:.1%} of {baseline.loss:.4f}, the loss of a model that {baseline.knows}). Likely cause:"
-          f" {baseline.cause}"
+          f"step {step}: {name} {values[name]:.4f} has been at chance for {self._rows[name]} steps (within "
+          f"{TOLERANCE:.1%} of {baseline.loss:.4f}, the loss of a model that {baseline.knows}). Likely cause: "
+          f"{baseline.cause}"
         )
     return sentences
 
   def evaluation(self, step: int, loss: float, baselines: Sequence[Baseline]) -> list[str]:
-    """Returns a sentence if this evaluation and the one before are at the same baseline.
+    """Returns a sentence if this evaluation and the previous one are at the same baseline.
 
     Args:
       step: its number.
-      loss: held out.
-      baselines: of the same text.
+      loss: held-out loss.
+      baselines: computed on the same text.
     """
     before, self._evaluated = self._evaluated, (step, loss)
     if before is None or step - before[0] < STEPS or abs(loss - before[1]) > TOLERANCE * abs(loss):
@@ -77,14 +77,14 @@ class Collapse:
       if -TOLERANCE * baseline.loss <= loss - baseline.loss <= _ABOVE * baseline.loss:
         self._reported.add(baseline.name)
         sentences.append(
-          f"step {step}: held-out loss {loss:.4f} is as at step {before[0]}, and at chance ({baseline.name}"
-          f" {baseline.loss:.4f}, which {baseline.knows}). Likely cause: {baseline.cause}"
+          f"step {step}: held-out loss {loss:.4f} has not changed since step {before[0]} and is at chance "
+          f"({baseline.name} {baseline.loss:.4f}, which {baseline.knows}). Likely cause: {baseline.cause}"
         )
     return sentences
 
 
 class ChanceWarnings(Callback):
-  """Reports losses at chance, and names each stage."""
+  """Warns of losses at chance, and logs the name of each stage."""
 
   def on_start(self, run: Run) -> None:
     if not run.batches.begins_stage:

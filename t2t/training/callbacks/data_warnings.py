@@ -1,13 +1,13 @@
-"""Warnings on the input pipeline: time spent waiting for batches, and tasks whose examples are repeated too often."""
+"""Warns of slow input pipelines and of tasks that are repeated too often."""
 
 from t2t.training.run import Callback, DispatchedStep, Run
 
-_MOST_WAITING = 0.05  # of the time
-_FIRST_STEPS = 20  # whose waiting is that of a start
+_MOST_WAITING = 0.05  # fraction of the step time
+_FIRST_STEPS = 20  # ignored, because the pipeline is still filling
 
 
 class DataWarnings(Callback):
-  """Warns once if steps wait for data, and once per task repeated `config.data.repeat_warning_epochs` times."""
+  """Warns once if steps wait for data, and once per task after `config.data.repeat_warning_epochs` epochs."""
 
   def __init__(self):
     self._warned_of_waiting = False
@@ -30,7 +30,6 @@ class DataWarnings(Callback):
       if most and epoch >= most and name not in self._repeated_tasks:
         self._repeated_tasks.add(name)
         run.logger.say(
-          f"step {number}: {name} has been gone through {epoch} times (config.data.repeat_warning_epochs={most:g});"
-          " give it more"
-          " text, or a lower rate"
+          f"step {number}: {name} is in epoch {epoch} (config.data.repeat_warning_epochs={most:g}). Add text to "
+          "it or lower its rate"
         )

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends when a metric has not improved for `config.eval.patience` evaluations."""
+"""Early stopping: ends a run when a metric has not improved for `config.eval.patience` evaluations."""
 
 from collections.abc import Mapping
 import json
@@ -11,15 +11,15 @@ from t2t.runtime import hosts
 from t2t.training import config_checks
 from t2t.training.run import Callback, Run
 
-SAVED = "early.json"  # what a checkpoint calls what is remembered
+SAVED = "early.json"  # file name in a checkpoint
 
 
 class EarlyStop:
-  """Whether to go on, by `config.eval.patience`: the number of evaluations without a better one (Prechelt 1998).
+  """Decides when a run ends, by the number of evaluations without improvement (Prechelt 1998).
 
   Args:
     config: of the run.
-    saved: what stands beside the checkpoint that training goes on from.
+    saved: files of the checkpoint that training resumes from.
   """
 
   def __init__(self, config: EvalConfig, saved: Mapping[str, bytes]):
@@ -27,25 +27,25 @@ class EarlyStop:
     self.restore(saved)
 
   def restore(self, saved: Mapping[str, bytes]) -> None:
-    """Remembers what `state` returned before a checkpoint was saved."""
+    """Restores the result of `state` from a checkpoint."""
     state = json.loads(saved.get(SAVED, b"{}"))
     self._best, self._step, self._since = state.get("best"), state.get("step", 0), state.get("since", 0)
 
   def state(self) -> dict[str, bytes]:
-    """What a checkpoint is to hold, by name: on the first host, where there is something to remember."""
+    """Returns the file to save with a checkpoint, by name; {} on other hosts and before the first evaluation."""
     if jax.process_index() != 0 or self._best is None:
       return {}
     return {SAVED: json.dumps({"best": self._best, "step": self._step, "since": self._since}).encode()}
 
   def begin_stage(self) -> None:
-    """What is measured is other text from here on."""
+    """Resets the state, because metrics of different stages are not comparable."""
     self.restore({})
 
   def note(self, step: int, measured: Mapping[str, float]) -> None:
-    """Takes what an evaluation has found, the same on all hosts.
+    """Adds an evaluation; the metrics are the same on all hosts.
 
     Raises:
-      UserError: it has no metric of that name.
+      UserError: the metrics lack `config.eval.early_stopping_metric`.
     """
     name = self._config.early_stopping_metric
     if not self._config.patience:
@@ -61,12 +61,13 @@ class EarlyStop:
 
   @property
   def why(self) -> str:
-    """Why the run ends here; "": it goes on."""
+    """Reason for ending the run; "" if it continues."""
     if not 0 < self._config.patience <= self._since:
       return ""
     return (
-      f"{self._config.early_stopping_metric} {self._best:.4f} of step {self._step} was not bettered in {self._since}"
-      f" evaluation{'s' * (self._since != 1)} (config.eval.patience={self._config.patience}): the run ends here"
+      f"{self._config.early_stopping_metric} {self._best:.4f} of step {self._step} did not improve in "
+      f"{self._since} evaluation{'s' * (self._since != 1)} (config.eval.patience={self._config.patience}): the "
+      "run ends here"
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluation during training, every `config.eval.every` steps: the held-out loss, and the metrics of tasks."""
+"""Evaluates every `config.eval.every` steps: the held-out loss and the metrics of tasks."""
 
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
@@ -18,14 +18,14 @@ from t2t.training.run import Callback, Run
 
 
 class ClassReport(Protocol):
-  """Scores of each class: see `evaluation.classification_report.ClassificationReport`."""
+  """Per-class scores; see `evaluation.classification_report.ClassificationReport`."""
 
   def to_dict(self) -> dict[str, object]:
-    """Returns the record that JSON has."""
+    """Returns the JSON record."""
 
 
 class TaskResult(Protocol):
-  """Metrics of a model on one task: see `evaluation.results.Result`."""
+  """Metrics of a model on one task; see `evaluation.results.Result`."""
 
   task: str
   metrics: Mapping[str, float]
@@ -39,10 +39,10 @@ class TaskResult(Protocol):
 
 
 class EvaluationCallback(Callback):
-  """Evaluates when it is due, and calls `on_evaluation`."""
+  """Runs evaluations when they are due, and calls `on_evaluation`."""
 
   def on_resume(self, run: Run) -> None:
-    """Repeats an evaluation during which the run was stopped; stopped there again, the run ends."""
+    """Repeats an evaluation that a preemption interrupted; a second preemption ends the run."""
     is_due = run.step < run.config.train.steps and run.is_due(run.program.stage.config.eval.every)
     if is_due and not run.checkpoints.was_measured(run.step):
       with contextlib.suppress(preemption.Abandoned):
@@ -59,10 +59,10 @@ class EvaluationCallback(Callback):
 
 
 def _evaluate(run: Run) -> None:
-  """Computes the held-out loss, by source too if sources name their language, and the metrics of tasks.
+  """Computes the held-out loss and the metrics of tasks; also the loss of each source if sources name their language.
 
   Raises:
-    Abandoned: a signal came, and the state is to be saved.
+    Abandoned: a signal arrived, and the state must be saved first.
   """
   program = run.program
 
@@ -86,7 +86,7 @@ def _log_loss(run: Run, metrics: metrics_lib.Metrics, by_source: Mapping[str, me
   rows = values | {f"loss/{name}": loss for name, loss in of_source.items()}
   run.logger.write(run.step, {f"eval/{name}": value for name, value in rows.items()})
   listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
-  # A task's own accuracy is another figure than that of the tokens of its answers.
+  # A task has its own accuracy; this one counts target tokens.
   loss = run.config.train.loss
   accuracy_name = "accuracy" if answered_by_heads(loss) or compares_texts(loss) else "token accuracy"
   summary = (
@@ -108,7 +108,7 @@ def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
     counts = {
       "unparseable": result.unparseable,
       "tied": result.tied,
-      "without a gold answer, and left out": result.without_gold,
+      "without a gold answer (left out)": result.without_gold,
     }
     notes = "; ".join(f"{count} of {len(result.answers)} {label}" for label, count in counts.items() if count)
     run.logger.say(f"step {run.step}: {result.task} {metrics}{notes and f' ({notes})'}")

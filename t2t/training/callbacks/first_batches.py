@@ -1,4 +1,4 @@
-"""The first rows that a model is trained on, kept for the report of the run."""
+"""Keeps the first training rows of each stage for the report."""
 
 from t2t.models.architecture import Batch
 from t2t.reports import first_batches

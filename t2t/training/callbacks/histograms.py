@@ -1,7 +1,7 @@
-"""Histograms of parameters and of their updates, for TensorBoard (`config.logging.histograms`).
+"""Histograms of parameters and updates for TensorBoard (`config.logging.histograms`).
 
-Values are counted beside the compiled step, which stays the same program.  The parameters before the step are kept for
-as long as the step takes.
+A separate program counts the values, so the compiled step does not change. The parameters before the step are kept
+during the step.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ BINS = 64
 
 
 class Histograms(Callback):
-  """Writes histograms of parameters and of their updates every `config.logging.histograms` steps."""
+  """Writes histograms of parameters and updates every `config.logging.histograms` steps."""
 
   def __init__(self):
     self._before: Params | None = None
 
   def on_batch(self, run: Run, batch: Batch) -> None:
     if (run.step + 1) % run.config.logging.histograms == 0:
-      self._before = jax.tree.map(jnp.copy, run.state.params)  # the step reuses their memory
+      self._before = jax.tree.map(jnp.copy, run.state.params)  # a copy, because the step donates its input
 
   def on_step(self, run: Run) -> None:
     before, self._before = self._before, None
@@ -52,26 +52,26 @@ def _histogram(
   low: np.ndarray, high: np.ndarray, counts: np.ndarray, total: np.ndarray, squares: np.ndarray
 ) -> Histogram:
   first, last = float(low), float(high)
-  if first == last:  # an array that began as zeros, or ones
+  if first == last:  # constant array, such as initial zeros or ones
     last = math.nextafter(last, math.inf) if last else 1e-30
   return Histogram(np.linspace(first, last, BINS + 1).tolist(), counts.tolist(), float(total), float(squares))
 
 
 def _counted(x: jax.Array) -> tuple[jax.Array, ...]:
-  """Least and greatest value, counts float32 [BINS] between them, sum and sum of squares."""
+  """Returns minimum, maximum, float32 [BINS] counts, sum and sum of squares."""
   x = jnp.atleast_1d(x.astype(jnp.float32))
   low, high = jnp.min(x), jnp.max(x)
   width = jnp.where(high > low, (high - low) / BINS, 1.0)
   bins = jnp.clip(jnp.floor((x - low) / width), 0, BINS - 1).astype(jnp.int32)
-  # Bin by bin: sharded as it is, the array is read again and again, and nothing of its size is made.  Rows are counted
-  # as integers, for in float32 one more than 2**24 is as many.
+  # A loop over bins reads the sharded array once per bin, but allocates nothing of its size. Counts within a row are
+  # integers, because float32 cannot count beyond 2**24.
   count = lambda number: jnp.sum(jnp.sum(bins == number, axis=-1, dtype=jnp.int32).astype(jnp.float32))
   return low, high, jax.lax.map(count, jnp.arange(BINS)), jnp.sum(x), jnp.sum(jnp.square(x))
 
 
 @functools.cache
 def _program(mesh: jax.sharding.Mesh) -> Callable[[Params, Params], dict[str, Any]]:
-  """Parameters before and after a step -> counts of these and of what was added; every host has them all."""
+  """Compiles (parameters before, parameters after) -> counts of the parameters and of their updates, replicated."""
 
   def counts(before: Params, after: Params) -> dict[str, Any]:
     updates = jax.tree.map(jnp.subtract, after, before)

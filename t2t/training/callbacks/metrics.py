@@ -1,4 +1,4 @@
-"""Metrics of training steps: read one step late, so that the devices never wait for the host."""
+"""Reads the metrics of training steps one step late, so that devices never wait for the host."""
 
 import collections
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from t2t.training.run import Callback, DispatchedStep, Run
 
 
 def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
-  """Returns the mean of each metric; one whose weight is 0 has none, except the loss and the accuracy."""
+  """Returns the mean of each metric; metrics of weight 0 are left out, except the loss and the accuracy."""
   always = ("loss", "accuracy")
   counted = {name: metric for name, metric in metrics.items() if metric.weight > 0 or name in always}
   return {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in counted.items()}
@@ -26,11 +26,11 @@ class Metrics(Callback):
 
   def on_step(self, run: Run) -> None:
     self._unread.append(run.dispatched)
-    # The loss of a step is known to be finite before its state is evaluated or saved.
+    # Reads without delay before an evaluation or a save, so that the loss is known to be finite.
     self._read_steps(run, delay=0 if run.evaluates or run.saves else 1)
 
   def on_before_save(self, run: Run) -> None:
-    self._read_steps(run, delay=0)  # a later callback has ended the run
+    self._read_steps(run, delay=0)  # a later callback may have ended the run
 
   def _read_steps(self, run: Run, *, delay: int) -> None:
     while len(self._unread) > delay:
@@ -58,5 +58,5 @@ def _read(run: Run, step: DispatchedStep) -> None:
     values["learning_rate"] = float(run.program.made.schedule(number - 1))
     values |= {f"epoch/{name}": float(epoch) for name, epoch in step.epochs.items()}
     values |= memory.used(jax.local_devices())
-    # JSON has no NaN: a step whose update was skipped has values that are not finite.
+    # JSON has no NaN; a skipped update has metrics that are not finite.
     run.logger.write(number, {f"train/{name}": value for name, value in values.items() if math.isfinite(value)})

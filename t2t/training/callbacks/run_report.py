@@ -1,11 +1,11 @@
-"""The history of a run and its report.html."""
+"""Writes the history of a run and its report.html."""
 
 from t2t.reports import history
 from t2t.training.run import Callback, Run
 
 
 class RunReport(Callback):
-  """Notes the start, remarks and the end of a run, and writes its report."""
+  """Records the start, remarks and the end of a run, and writes its report."""
 
   def on_start(self, run: Run) -> None:
     flops = run.program.flops if len(run.stages) == 1 else None

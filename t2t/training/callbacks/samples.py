@@ -10,7 +10,7 @@ class Samples(Callback):
 
   def on_evaluation(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
     if run.program.stage.config.logging.texts:
-      run.stop.saving()  # compiling them the first time takes longer than a batch
+      run.stop.saving()  # the first compilation takes longer than a batch
       _write(run)
 
   def on_end(self, run: Run) -> None:

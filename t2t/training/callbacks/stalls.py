@@ -1,10 +1,10 @@
-"""Times of steps for the watchdog, which reports a step that takes much longer than others."""
+"""Reports step times to the watchdog, which warns of steps that take much longer than others."""
 
 from t2t.training.run import Callback, Run
 
 
 class Stalls(Callback):
-  """Tells the watchdog that a step has ended, if its metrics have been read while the next one runs."""
+  """Notifies the watchdog of each step that directly follows another, without an evaluation or a save between them."""
 
   def __init__(self):
     self._follows = False

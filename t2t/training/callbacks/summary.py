@@ -1,4 +1,4 @@
-"""The summary that a run prints at its end."""
+"""Prints a summary at the end of a run."""
 
 from collections.abc import Mapping, Sequence
 import importlib.util
@@ -18,11 +18,13 @@ from t2t.training.run import Callback, Run
 
 
 class SummaryCallback(Callback):
-  """Prints the held-out loss beside its baselines, samples, and where the files are."""
+  """Prints the held-out loss with its baselines, samples, and the paths of output files."""
 
   def on_start(self, run: Run) -> None:
     if run.step == run.config.train.steps:
-      hosts.log_once("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
+      hosts.log_once(
+        f"training already finished at step {run.step}; raise --config.train.steps to continue. Final evaluation:"
+      )
 
   def on_stop(self, run: Run) -> None:
     run.logger.stopped(run.step)
@@ -53,17 +55,17 @@ def summarise(
   best: Mapping[str, int],
   run: Sequence[Stage],
 ) -> None:
-  """Prints the summary, and draws the curve of the loss.
+  """Prints the summary, and draws the loss curve.
 
   Args:
     workdir: of the run.
-    loss, unit: held-out, and what it is in.
+    loss, unit: held-out loss and its unit.
     baselines: losses of models that have learned nothing.
-    shown: lines of examples, each a label and a text.
+    shown: samples, each a sequence of (label, text) lines.
     saved_step: of the last checkpoint.
     metrics: of each checkpoint.
-    best: metric -> step of the checkpoint that is the best by it.
-    run: its stages, whose ends the curve marks.
+    best: metric -> step of the best checkpoint by it.
+    run: its stages; the curve marks their ends.
   """
   picture = loss_curve.save(workdir, baselines=baselines, unit=unit, run=run)
   print(f"\nheld-out loss  {loss:.4f} {unit}")
@@ -75,19 +77,19 @@ def summarise(
     print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
   elif any(loss > baseline.loss for baseline in baselines):
     advice = (
-      "It is above the loss of a model that knows only that. Look at the curve: if it still falls, more"
-      " config.train.steps help; if it has hardly fallen, another config.optimizer.learning_rate, larger for small"
-      " models; if the training loss alone has fallen, more text, or fewer steps."
+      "The loss is above this baseline. If the curve still falls, raise config.train.steps. If it has hardly "
+      "fallen, change config.optimizer.learning_rate (larger for small models). If only the training loss has "
+      "fallen, use more text or fewer steps."
     )
     print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
   for number, lines in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in lines:
       print(metric_writers.wrapped(label, text))
-  best_loss = best.get("loss", "none: none has a held-out loss that is a number")
+  best_loss = best.get("loss", "none: no checkpoint has a finite held-out loss")
   print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best by loss {best_loss})")
   for name, step in best.items():
-    if name != "loss" and not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
+    if name != "loss" and not name.endswith("/score"):  # a mean of the task's metrics, which are listed themselves
       print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
   print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
   if importlib.util.find_spec("tensorboard") is None:

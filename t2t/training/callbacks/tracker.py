@@ -1,4 +1,4 @@
-"""The experiment tracker of a run (`config.logging.tracker`), on the first process."""
+"""Sends metrics to the experiment tracker (`config.logging.tracker`) from the first process."""
 
 from collections.abc import Mapping
 

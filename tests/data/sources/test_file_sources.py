@@ -151,7 +151,7 @@ def test_truncated_and_corrupt_files(tmp_path):
   good = pathlib.Path(write(tmp_path, "good.tfrecord", TEXTS)).read_bytes()
   for name, content, message in [
     ("short.jsonl.gz", whole[:-20], r"short.jsonl.gz: truncated or corrupt gzip after line \d+"),
-    ("not.jsonl.gz", GOOD, "not.jsonl.gz: is not compressed, and its name ends in .gz; rename it to .*not.jsonl"),
+    ("not.jsonl.gz", GOOD, "not.jsonl.gz: is not compressed, but its name ends in .gz. Rename it to .*not.jsonl"),
     ("bad.tfrecord", b"x" * 100, "bad.tfrecord: truncated or corrupt TFRecord after record 0"),
     # One changed letter of an intact text.
     (
