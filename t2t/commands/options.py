@@ -1,4 +1,4 @@
-"""Shared parsers of the subcommands: a config by name or path, overrides of its keys, and a --help that lists the keys."""
+"""Shared parsers of the subcommands: a config by name or path, overrides of its keys, and a --help with the keys."""
 
 import argparse
 from collections.abc import Callable, Iterator
