@@ -26,7 +26,8 @@ from t2t.storage import gcs
 class BaseEntry:
   """An array of the base.
 
-  name: its path there. shape: in the adapted model; if it has fewer rows than the base, they are the first ones.
+  name: its path there.
+  shape: in the adapted model; if it has fewer rows than the base, they are the first ones.
   digest: see `digests`.
   """
 
@@ -39,10 +40,12 @@ class BaseEntry:
 class Base:
   """The base of a step.
 
-  path: of the checkpoint, absolute or gs://. beside: the path relative to the adapter's workdir, "" if there is none;
-  it is valid if both were moved together. part: see `pretrained.Source`. entries: path in the adapted model -> array of
-  the base. name: in config.init.others; "" for config.init.checkpoint, or outside a run. others: further checkpoints
-  with frozen parameters of the step; they have no `others`.
+  path: of the checkpoint, absolute or gs://.
+  beside: the path relative to the adapter's workdir, "" if there is none; it is valid if both were moved together.
+  part: see `pretrained.Source`.
+  entries: path in the adapted model -> array of the base.
+  name: in config.init.others; "" for config.init.checkpoint, or outside a run.
+  others: further checkpoints with frozen parameters of the step; they have no `others`.
   """
 
   path: str

@@ -38,7 +38,7 @@ def error(saved: Mapping[str, object], config: Config, mesh: jax.sharding.Mesh, 
     init.use_model_config and base and base != init.checkpoint and any(change.section == "model" for change in decisive)
   ):
     return (
-      f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, saved with {base}, which has the saved model\n"
+      f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, saved with {base} and its model\n"
       f"To resume give --config.init.checkpoint={base}; or give another --workdir"
     )
   lines = "".join(f"\n  {change.described}" for change in decisive)

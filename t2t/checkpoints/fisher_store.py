@@ -30,7 +30,8 @@ _SHOWN = 3  # parameters in a message
 class Fisher:
   """The output of `t2t fisher`.
 
-  folder: its checkpoint folder. base: the checkpoint that it was computed for.
+  folder: its checkpoint folder.
+  base: the checkpoint that it was computed for.
   """
 
   folder: epath.Path

@@ -34,7 +34,7 @@ def check(config: Config, workdir: epath.Path) -> None:
     return
   for section in config.adapters:
     raise UserError(
-      f"config.{section}: adapts a trained model, whose parameters it keeps. Give "
+      f"config.{section}: adapts a trained model without changing its parameters. Give "
       f"--config.init.checkpoint=PATH{_unless(config)}."
     )
   if config.optimizer.fisher:
@@ -124,7 +124,7 @@ def start(
     notes += [f"and {len(changes) - _SHOWN} more changed keys"] if len(changes) > _SHOWN else []
     hosts.log_once("\n  ".join([f"resuming from step {step}", *notes, *unread]))
     return state, step, saved
-  # A new run forgets the rollbacks of an earlier run whose checkpoints are gone.
+  # A new run forgets the rollbacks of an earlier run without checkpoints.
   rollback.since(checkpoints.directory.parent, 0)
   if config.init.source_list:
     from t2t.checkpoints import from_checkpoint

@@ -25,8 +25,12 @@ _READ_AT_ONCE = 2**28  # bytes of parameters of each checkpoint
 class Step:
   """A saved step.
 
-  step: its number. saved: time; None: not recorded. size: bytes. metrics: values measured at this step. faults: damage
-  that its small files and the sizes of all files show. noted: whether it has checksums.
+  step: its number.
+  saved: time; None: not recorded.
+  size: bytes.
+  metrics: values measured at this step.
+  faults: damage that its small files and the sizes of all files show.
+  noted: whether it has checksums.
   """
 
   step: int
@@ -176,8 +180,9 @@ def delete(folder: epath.Path, step: int) -> None:
 class Difference:
   """Difference of a parameter.
 
-  name: its path. shapes: in the first and the second checkpoint; None: absent. largest: largest absolute difference;
-  None: the shapes differ. NaN if a value is NaN.
+  name: its path.
+  shapes: in the first and the second checkpoint; None: absent.
+  largest: largest absolute difference; None: the shapes differ. NaN if a value is NaN.
   """
 
   name: str

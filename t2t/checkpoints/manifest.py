@@ -41,7 +41,8 @@ Files = Mapping[str, tuple[int, int]]  # path within the folder -> size in bytes
 class Manifest:
   """The saved files of a step.
 
-  step: of the folder. files: all except the manifest itself and Orbax's marker.
+  step: of the folder.
+  files: all except the manifest itself and Orbax's marker.
   """
 
   step: int

@@ -32,13 +32,17 @@ if typing.TYPE_CHECKING:
 class Source:
   """Description of a checkpoint, without arrays.
 
-  path: its folder. model: config of its model. run: the training config, {section: {key: value}}; for a checkpoint of
-  another library the known part. vocabulary: as `vocabularies.load` takes it; "" if there is none beside the
-  checkpoint. foreign: lazy parameters, if their format is not t2t's. adapters: adapters of its model; readers get
-  parameters with merged adapters, if merging is possible. base: reference to parameters in another checkpoint; None:
-  all are in this one. part: path of its model among jointly trained parameters; "" if it is all of them. keeps: whether
-  adapters stay unmerged although merging is possible. task: selected task of a model with task-specific parameters; "":
-  none, see `select_task`. prefix_task: task whose prefix is added to each input; "": that of the only task.
+  path: its folder.
+  model: config of its model.
+  run: the training config, {section: {key: value}}; for a checkpoint of another library the known part.
+  vocabulary: as `vocabularies.load` takes it; "" if there is none beside the checkpoint.
+  foreign: lazy parameters, if their format is not t2t's.
+  adapters: adapters of its model; readers get parameters with merged adapters, if merging is possible.
+  base: reference to parameters in another checkpoint; None: all are in this one.
+  part: path of its model among jointly trained parameters; "" if it is all of them.
+  keeps: whether adapters stay unmerged although merging is possible.
+  task: selected task of a model with task-specific parameters; "": none, see `select_task`.
+  prefix_task: task whose prefix is added to each input; "": that of the only task.
   """
 
   path: epath.Path
@@ -374,7 +378,7 @@ def load_params(source: Source, params: Params) -> Params:
 
 
 def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:
-  """Returns path and shape of each parameter of a checkpoint's model, without those merged into others.
+  """Returns path and shape of each parameter of a checkpoint's model, without parameters merged into others.
 
   Args:
     source: the checkpoint.

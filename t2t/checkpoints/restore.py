@@ -129,7 +129,7 @@ def saved_tree(path: epath.Path) -> Params:
 
 
 def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  """Reads some parameters of the checkpoint in folder `path`, on each host those of its devices.
+  """Reads some parameters of the checkpoint in folder `path`, on each host only for its devices.
 
   Args:
     path: see `checkpoint_folder`.

@@ -21,8 +21,8 @@ _policies = ocp.checkpoint_managers
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
   """Returns the best step by each metric, the earliest of equal ones up to rounding; NaN is never the best.
 
-  In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None} Out: {"loss": 20,
-  "cb/f1": 10}
+  In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
+  Out: {"loss": 20, "cb/f1": 10}
 
   Args:
     metrics: step -> name -> value, None without an evaluation. "loss" is minimized, other metrics are maximized.
@@ -47,7 +47,8 @@ def _is_above(value: float, reference: float) -> bool:
 def best_of_stages(metrics: Mapping[int, Mapping[str, float] | None], ends: Sequence[int]) -> list[dict[str, int]]:
   """Returns `best_steps` of each stage with saved steps, in order, because losses of two stages are not comparable.
 
-  In:  {10: {"loss": 1.0}, 20: {"loss": 3.0}, 30: {"loss": 2.0}}, ends (10,) Out: [{"loss": 10}, {"loss": 30}]
+  In:  {10: {"loss": 1.0}, 20: {"loss": 3.0}, 30: {"loss": 2.0}}, ends (10,)
+  Out: [{"loss": 10}, {"loss": 30}]
 
   Args:
     metrics: see `best_steps`.

@@ -55,7 +55,7 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
 
   def finalize(self, directory: epath.Path) -> None:
     """Writes the tensors before Orbax gives the checkpoint its name."""
-    # Orbax merges the arrays of all hosts here; the tensors are written like those of another host.
+    # Orbax merges the arrays of all hosts here; the tensors are written like arrays of another host.
     arrays = directory / "ocdbt.process_converted"
     for tensor, info in self._tensors.waiting:
       spec = _spec(arrays, info.name) | _layout(tensor) | {"context": {"file_io_sync": False}}

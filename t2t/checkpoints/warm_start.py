@@ -40,7 +40,7 @@ class TransferPlan:
 class Taken:
   """Parameters read from a checkpoint, to be combined with fresh ones.
 
-  params: nested dict of arrays, in the shapes and shards of the model, except those of `transfer_vocab`; without fresh
+  params: nested dict of arrays, in the shapes and shards of the model, except with `transfer_vocab`; without fresh
     parameters.
   shared: see `TransferPlan`; outside the common part `params` are zeros.
   source: the checkpoint.
@@ -198,7 +198,7 @@ _POOLER = ("pooler", "pooler_bias", "norm/scale", "norm/bias")
 def _poolers(
   source: pretrained.Source, model: TransformerConfig, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
 ) -> dict[str, str]:
-  """Maps pooler parameters of heads to those of the one head that t2t trained beside tokens, if they are the same."""
+  """Maps pooler parameters of heads to the pooler of the one head that t2t trained beside tokens, if equal."""
   if source.foreign is not None or not pretrained.predicts_tokens(source):
     return {}
 
@@ -412,7 +412,8 @@ def _nearest(name: str, paths: Collection[str]) -> str:
 def _cover(paths: Collection[str], excluded: Collection[str]) -> list[str]:
   """Returns the shortest path prefixes that cover all of `paths` and none of `excluded`.
 
-  In:  paths=["embed/table", "head/bias", "head/norm"], excluded=["embed/norm"] Out: ["embed/table", "head"]
+  In:  paths=["embed/table", "head/bias", "head/norm"], excluded=["embed/norm"]
+  Out: ["embed/table", "head"]
   """
   cover: list[str] = []
   for path in paths:

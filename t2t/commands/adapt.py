@@ -76,7 +76,7 @@ def _merge(options: argparse.Namespace) -> None:
 
 
 def _step_of(run: str, step: int | None) -> str:
-  """Returns the path of a run's step; without a step, the run itself, whose newest step is read."""
+  """Returns the path of a run's step; without a step, the run itself, for its newest step."""
   if step is None:
     return run
   folder = gcs.absolute(run) / "checkpoints"

@@ -39,7 +39,7 @@ _ABOUT = {
   ),
   "prune": "Deletes all steps except the last --keep, the best by each metric, and the newest intact one.",
   "diff": (
-    "Compares parameters and config keys of two checkpoints: workdirs, whose newest step counts, or steps, "
+    "Compares parameters and config keys of two checkpoints: newest steps of workdirs, or given steps, "
     "runs/a/checkpoints/500."
   ),
 }

@@ -45,9 +45,10 @@ _SHARD = "5GB"  # the default of transformers
 class ConversionJob:
   """A conversion, as the options of the command describe it.
 
-  extra_ids: None: the number in the vocabulary's files. dtype, max_shard_bytes: only for a Hugging Face folder. head:
-  to hf, the head to export; from hf, the name of the imported head. base: base model of an imported adapter; "": the
-  one that its folder names.
+  extra_ids: None: the number in the vocabulary's files.
+  dtype, max_shard_bytes: only for a Hugging Face folder.
+  head: to hf, the head to export; from hf, the name of the imported head.
+  base: base model of an imported adapter; "": the one that its folder names.
   """
 
   source: str
@@ -342,7 +343,7 @@ def _job(options: argparse.Namespace) -> ConversionJob:
     raise UserError("--to t5x: t2t cannot write T5X checkpoints. Give --to hf, peft or t2t.")
   if options.extra_ids is not None and not options.vocabulary:
     raise UserError(
-      f"--extra_ids {options.extra_ids}: needs --vocabulary, whose ids the sentinels follow. Give --vocabulary "
+      f"--extra_ids {options.extra_ids}: needs --vocabulary, because sentinels follow its ids. Give --vocabulary "
       "FILE, or leave --extra_ids out."
     )
   kind = _kind(source, options.kind)

@@ -51,7 +51,8 @@ _MOST_TEXT = 16 * 2**20  # bytes of a value that is not an array
 class MsgpackArray:
   """An array of a file, read lazily.
 
-  shape, dtype: as stored. pieces: offset in the file and number of elements, in the order of the flattened array.
+  shape, dtype: as stored.
+  pieces: offset in the file and number of elements, in the order of the flattened array.
   buffer: the file.
   """
 

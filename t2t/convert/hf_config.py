@@ -215,7 +215,9 @@ def _none_of_theirs(where: str, reasons: Mapping[str, str]) -> UserError:
 class Written(NamedTuple):
   """A t2t model in terms of transformers.
 
-  family: its tables. model: with the heads of its class; other heads are left out. model_class: of transformers.
+  family: its tables.
+  model: with the heads of its class; other heads are left out.
+  model_class: of transformers.
   settings: config.json, except keys that depend on the vocabulary.
   """
 

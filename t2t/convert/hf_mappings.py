@@ -22,12 +22,17 @@ Settings = Mapping[str, Any]  # a config.json
 class HeadTask:
   """A model class of transformers with a named head.
 
-  kinds: of the head in t2t; two if config.json distinguishes a class from a number. names: name of a parameter in
-  transformers -> path under heads/NAME. head: its name; "": its kind, unless config.json gives another. pretrains:
-  whether the class also has the head over the vocabulary. num_classes: fixed number of logits; 0: the number of labels
-  in config.json. labels: fixed labels. dropout_key: key of config.json for the rate before the logits; "": there is
-  none. dropout_rate: default of dropout_key; None or below 0: the model's rate. prefix: of the body's names in this
-  class; "": the family's. fields: other fields of `HeadConfig`. read: converts config.json to fields of `HeadConfig`.
+  kinds: of the head in t2t; two if config.json distinguishes a class from a number.
+  names: name of a parameter in transformers -> path under heads/NAME.
+  head: its name; "": its kind, unless config.json gives another.
+  pretrains: whether the class also has the head over the vocabulary.
+  num_classes: fixed number of logits; 0: the number of labels in config.json.
+  labels: fixed labels.
+  dropout_key: key of config.json for the rate before the logits; "": there is none.
+  dropout_rate: default of dropout_key; None or below 0: the model's rate.
+  prefix: of the body's names in this class; "": the family's.
+  fields: other fields of `HeadConfig`.
+  read: converts config.json to fields of `HeadConfig`.
   write: converts a head with explicit fields to keys of config.json.
   """
 
@@ -49,21 +54,30 @@ class HeadTask:
 class Family:
   """A model_type of transformers.
 
-  model_type: in config.json. model_class: class of an exported model with only a head over the vocabulary. bare_class:
-  class of an exported model without a head; "": there is none. tasks: other classes by name. keys: key of config.json
-  -> (field of `TransformerConfig`, default). must: key -> supported values, the default first. fields: fields of
-  `TransformerConfig` that are the same in all models of the family. names: see above. reads: keys that `read` uses
-  besides `keys` and `must`. prefix: of names in a model with a head; a checkpoint of the bare model has no prefix.
-  copies: name -> name of the same tensor, which some checkpoints contain twice. reads_bias_copy: whether transformers 4
-  reads the copy of two differing biases, as 5 does. buffers: name endings of buffers, which are not parameters. zeros:
-  names of tensors [1, vocab] added to the logits, which t2t lacks; they must be zero. pooler: name -> path of the same
-  parameter in a class head (`models.heads`); models without a head lack it. unread: parameters that affect neither
-  hidden states nor logits; they are left out. constants: parameters that the transformers model lacks -> equivalent
-  constant in t2t. ungated: replacement in names for feed-forward layers without a gate. shares_head: whether an absent
-  untied head is the unscaled embedding (transformers 5 saves T5 like this). transposed: whether matrices are [out, in],
-  as in torch; t2t's are [in, out]. square: whether heads * head_dim is the width, so that config.json has no key for
-  head_dim. read: converts keys besides `keys` to fields. write: converts fields to these keys. notes: returns warnings
-  on a config.json that transformers computes differently.
+  model_type: in config.json.
+  model_class: class of an exported model with only a head over the vocabulary.
+  bare_class: class of an exported model without a head; "": there is none.
+  tasks: other classes by name.
+  keys: key of config.json -> (field of `TransformerConfig`, default).
+  must: key -> supported values, the default first.
+  fields: fields of `TransformerConfig` that are the same in all models of the family.
+  names: see above.
+  reads: keys that `read` uses besides `keys` and `must`.
+  prefix: of names in a model with a head; a checkpoint of the bare model has no prefix.
+  copies: name -> name of the same tensor, which some checkpoints contain twice.
+  reads_bias_copy: whether transformers 4 reads the copy of two differing biases, as 5 does.
+  buffers: name endings of buffers, which are not parameters.
+  zeros: names of tensors [1, vocab] added to the logits, which t2t lacks; they must be zero.
+  pooler: name -> path of the same parameter in a class head (`models.heads`); models without a head lack it.
+  unread: parameters that affect neither hidden states nor logits; they are left out.
+  constants: parameters that the transformers model lacks -> equivalent constant in t2t.
+  ungated: replacement in names for feed-forward layers without a gate.
+  shares_head: whether an absent untied head is the unscaled embedding (transformers 5 saves T5 like this).
+  transposed: whether matrices are [out, in], as in torch; t2t's are [in, out].
+  square: whether heads * head_dim is the width, so that config.json has no key for head_dim.
+  read: converts keys besides `keys` to fields.
+  write: converts fields to these keys.
+  notes: returns warnings on a config.json that transformers computes differently.
   """
 
   model_type: str

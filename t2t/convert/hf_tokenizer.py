@@ -31,9 +31,11 @@ _LENGTH, _NO_LENGTH = "model_max_length", 10**9  # transformers writes 10^30 for
 class HfVocabulary:
   """Description of a folder's tokenizer files.
 
-  spec: argument of `t2t.data.vocabularies.load`; "": there is none. extra_ids: number of sentinels after its own ids.
-  size: number of ids, including sentinels. is_shifted: whether the file's ids are not the model's (XLM-R has four own
-  ids first). keeps_case: whether it has only lower-case pieces, as ALBERT's, but does not lower-case text.
+  spec: argument of `t2t.data.vocabularies.load`; "": there is none.
+  extra_ids: number of sentinels after its own ids.
+  size: number of ids, including sentinels.
+  is_shifted: whether the file's ids are not the model's (XLM-R has four own ids first).
+  keeps_case: whether it has only lower-case pieces, as ALBERT's, but does not lower-case text.
   """
 
   spec: str
@@ -167,8 +169,9 @@ def check(vocabulary: HfVocabulary, rows: int, named: epath.Path) -> list[str]:
 class Files:
   """Files beside the exported weights.
 
-  content: name of a file -> its bytes. ids: special ids for config.json and generation_config.json. notes: messages for
-  the user.
+  content: name of a file -> its bytes.
+  ids: special ids for config.json and generation_config.json.
+  notes: messages for the user.
   """
 
   content: dict[str, bytes]
@@ -238,7 +241,8 @@ def _longest(foreign: Foreign) -> dict[str, int]:
 class _Frame:
   """Special tokens around the texts of a model's input.
 
-  ids: `t2t.data.special_tokens.Framing`. has_types: whether the model has token types for two texts.
+  ids: `t2t.data.special_tokens.Framing`.
+  has_types: whether the model has token types for two texts.
   """
 
   ids: Any

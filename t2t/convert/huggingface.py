@@ -55,9 +55,11 @@ def _pickles(folder: epath.Path) -> list[epath.Path]:
 class TensorMapping:
   """A Hugging Face tensor in terms of t2t's model.
 
-  ours: the parameters concatenated in it, along their last axis; empty for a zero tensor. widths: of each, in that
-  axis. layer: number of the layer; None: the parameters are not stacked. shape: in Hugging Face. transposed: whether it
-  is [out, in].
+  ours: the parameters concatenated in it, along their last axis; empty for a zero tensor.
+  widths: of each, in that axis.
+  layer: number of the layer; None: the parameters are not stacked.
+  shape: in Hugging Face.
+  transposed: whether it is [out, in].
   """
 
   ours: tuple[str, ...]

@@ -57,12 +57,16 @@ class Tensor:
 class Foreign:
   """A checkpoint of another format as a t2t model.
 
-  path: its folder or file. kind: "hf", "t5x" or "t2t". model: its config. vocabulary: argument of
-  `t2t.data.vocabularies.load`; "" if the checkpoint has none. extra_ids: number of sentinels after the vocabulary's own
-  ids. lengths: suitable lengths for `config.data`, {"inputs_length": 512, ...}. tensors: path of a parameter -> the
-  parameter; exactly the model's. pooler: name of a parameter of a class head -> the parameter, if the checkpoint has a
-  pooler without a head. notes: messages for the user, one sentence each. table: config.data.table of a model that was
-  fine-tuned on a table: its columns, classes and prefix.
+  path: its folder or file.
+  kind: "hf", "t5x" or "t2t".
+  model: its config.
+  vocabulary: argument of `t2t.data.vocabularies.load`; "" if the checkpoint has none.
+  extra_ids: number of sentinels after the vocabulary's own ids.
+  lengths: suitable lengths for `config.data`, {"inputs_length": 512, ...}.
+  tensors: path of a parameter -> the parameter; exactly the model's.
+  pooler: name of a parameter of a class head -> the parameter, if the checkpoint has a pooler without a head.
+  notes: messages for the user, one sentence each.
+  table: config.data.table of a model that was fine-tuned on a table: its columns, classes and prefix.
   """
 
   path: epath.Path
