@@ -459,8 +459,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   """Opens the T5X checkpoint at `path` with lazy parameters.
 
   Args:
-    path: its folder or single file, or a folder with several checkpoints, of which the last is taken; local or gs://. A single
-      file in a bucket is read whole, a local one array by array.
+    path: its folder or single file, or a folder with several checkpoints, of which the last is taken; local or gs://. A
+      single file in a bucket is read whole, a local one array by array.
     where: the option or key of the path, for messages.
 
   Raises:

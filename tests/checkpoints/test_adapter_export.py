@@ -127,14 +127,14 @@ def test_every_command_takes_what_came_from_peft(folder, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("convert", "FOLDER", "--to", "t2t", "OUT"), "names no base; give --base"),
-    (("convert", "FOLDER", "--to", "hf", "OUT"), "--to hf: .* is an adapter of PEFT; give --to t2t"),
-    (("convert", "FOLDER", "--to", "t2t", "OUT", "--base", "OTHER"), "is decoder-only, whose task type is CAUSAL_LM"),
-    (("convert", "BASE", "--to", "peft", "OUT"), "nothing adapts this model"),
-    (("convert", "BASE", "--to", "hf", "OUT", "--base", "BASE"), "--base .*: only with --from peft"),
+    (("convert", "FOLDER", "--to", "t2t", "OUT"), "names no base. Give --base"),
+    (("convert", "FOLDER", "--to", "hf", "OUT"), "--to hf: .* is a PEFT adapter. Give --to t2t"),
+    (("convert", "FOLDER", "--to", "t2t", "OUT", "--base", "OTHER"), "is decoder-only: its task type is CAUSAL_LM"),
+    (("convert", "BASE", "--to", "peft", "OUT"), "the model has no adapter"),
+    (("convert", "BASE", "--to", "hf", "OUT", "--base", "BASE"), "--base .*: applies only to --from peft"),
     (
       ("infer", "--checkpoint", "FOLDER", "--input", "x.txt", "--output", "OUT"),
-      "is an adapter of PEFT's, .*--base BASE",
+      "is a PEFT adapter .*--base BASE",
     ),
   ],
 )

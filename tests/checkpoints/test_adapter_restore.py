@@ -166,12 +166,12 @@ def test_a_base_that_is_gone_is_named(moved, capsys):
   shutil.rmtree(moved / "base")
   assert command.main(["convert", "--from", "t2t", str(moved / "run"), "--to", "hf", str(moved / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "holds what adapts the model of" in said and "which is not there any more" in said
+  assert "contains an adapter of" in said and "which no longer exists" in said
   assert command.main(["checkpoint", "list", str(moved / "run")]) == 0
-  assert "which is not there any more" in " ".join(capsys.readouterr().out.split())
+  assert "which no longer exists" in " ".join(capsys.readouterr().out.split())
   assert command.main(["checkpoint", "verify", str(moved / "run")]) == 1
   found = capsys.readouterr()
-  assert "base/checkpoints/2, without which nobody can read it" in found.out and "not there any more" in found.err
+  assert "base/checkpoints/2, without which it cannot be read" in found.out and "no longer exists" in found.err
 
 
 @pytest.mark.exhaustive_from(1)
@@ -204,7 +204,7 @@ def test_another_base_is_refused(run, tmp_path, capsys, way):
   else:
     assert command.main(["convert", "--from", "t2t", str(tmp_path / "run"), "--to", "hf", str(tmp_path / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "is another model than the adapter was trained on" in said
+  assert "is not the model that the adapter was trained on" in said
   assert "encoder/layers/self_attention/query has the digest" in said.replace("/kernel", "")
   assert (tmp_path / "run/checkpoints/2").exists() and not (tmp_path / "hf").exists()
 

@@ -35,12 +35,12 @@ def run(*options):
     ("", "optimizer.clip_norm=0", ["optimizer.clip_norm=0.0, which was 1.0"], "--config.optimizer.clip_norm=1.0"),
     ("lora.rank=4", "lora.rank=2 lora.alpha=3", ["lora.rank=2, which was 4"], "--config.lora.rank=4"),
     ("lora.rank=4", "", ["lora, which the run began with"], "--config.lora.rank=4"),
-    ("", "ia3.also_train=head", ["ia3, which the run began without"], "without config.ia3"),
+    ("", "ia3.also_train=head", ["ia3, saved without it"], "without config.ia3"),
     (
       "init.checkpoint=a init.use_model_config=True model.embed_dim=32",
       "init.checkpoint=b init.use_model_config=True model.num_heads=2",
-      ["init.checkpoint=b, which was a, whose model it is"],
-      "To go on give --config.init.checkpoint=a; or give another --workdir",
+      ["init.checkpoint=b, saved with a and its model"],
+      "To resume give --config.init.checkpoint=a; or give another --workdir",
     ),
     (
       "model.num_encoder_layers=2",
@@ -56,6 +56,6 @@ def test_settings_that_give_other_arrays_are_named(began, now, lines, again):
   saved = json.loads(json.dumps(before.to_dict()))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   said = changed_settings.error(saved, after, mesh, workdir="runs/x", step=2)
-  assert said.startswith("--workdir runs/x is at step 2 of a run whose model or optimizer has other arrays")
+  assert said.startswith("--workdir runs/x: its step 2 has other arrays in model or optimizer than this run")
   assert [line.strip() for line in said.splitlines()[1:-1]] == [f"config.{line}" for line in lines]
   assert again in said.splitlines()[-1]

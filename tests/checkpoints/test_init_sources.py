@@ -98,13 +98,13 @@ def test_another_model_in_its_place_is_refused(made, tmp_path):
   train(config(**options | {"init.others": others}), tmp_path / "run")
   shutil.rmtree(tmp_path / "part")
   shutil.copytree(folder / "whole", tmp_path / "part")
-  with pytest.raises(UserError, match="is another model than"):
+  with pytest.raises(UserError, match="is not the model"):
     train(config(**options | {"init.others": others, "train.steps": 3}), tmp_path / "run")
   shutil.rmtree(tmp_path / "part")
-  with pytest.raises(UserError, match=r"others\.reader\.checkpoint=|which is not there any more"):
+  with pytest.raises(UserError, match=r"others\.reader\.checkpoint=|which no longer exists"):
     train(config(**options | {"init.others": others, "train.steps": 3}), tmp_path / "run")
   with pytest.raises(
-    UserError, match=r"frozen parts of .* go on from --config\.init\.others\.reader\.checkpoint=PLACE"
+    UserError, match=r"frozen parameters of .* with its new path, --config\.init\.others\.reader\.checkpoint=PATH"
   ):
     tensor_writer.open_foreign(str(tmp_path / "run"))
 

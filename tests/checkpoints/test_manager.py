@@ -206,10 +206,10 @@ def test_what_is_missing_of_a_step_is_said(tmp_path):
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "state")
   checkpoints = reopened(tmp_path)
   assert checkpoints.config(1) == CONFIG
-  with pytest.raises(UserError, match=r"checkpoints/2: this checkpoint has no state, .* goes on from step 1"):
+  with pytest.raises(UserError, match=r"checkpoints/2: this checkpoint lacks state, .* resumes from step 1"):
     checkpoints.config(2)
   shutil.rmtree(tmp_path / "checkpoints" / "1" / "streams")
-  with pytest.raises(UserError, match=r"no position in its data, as those that were converted; .* --config.init.check"):
+  with pytest.raises(UserError, match=r"has no data position, as after `t2t convert`. .* --config.init.check"):
     checkpoints.config(1)
   checkpoints.close()
   (tmp_path / "other").mkdir()
@@ -221,7 +221,7 @@ def test_what_is_missing_of_a_step_is_said(tmp_path):
 def test_a_link_that_leads_nowhere_is_said(tmp_path):
   """A disk that is not mounted is no fresh start."""
   (tmp_path / "checkpoints").symlink_to(tmp_path / "disk" / "run")
-  with pytest.raises(UserError, match="checkpoints is a link to .*disk/run, which is not there; bring it back"):
+  with pytest.raises(UserError, match="checkpoints is a link to .*disk/run, which does not exist. Restore it"):
     reopened(tmp_path)
 
 
@@ -299,7 +299,7 @@ def test_find_says_where_it_looked(tmp_path):
   """Neither a missing folder nor an empty one is a checkpoint."""
   (tmp_path / "empty").mkdir()
   for name in ("empty", "missing"):
-    with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint there; looked for"):
+    with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint; looked for"):
       restore.checkpoint_folder(str(tmp_path / name))
 
 

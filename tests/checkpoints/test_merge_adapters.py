@@ -103,9 +103,9 @@ def test_every_command_takes_it(tmp_path, capsys):
   ("run", "out", "options", "message"),
   [
     ("adapter", "there", (), "exists and is not an empty folder"),
-    ("base", "merged", (), "nothing adapts this model"),
-    ("houlsby", "merged", (), "has what config.houlsby added, which no model without it computes"),
-    ("adapter", "merged", ("--step", "1"), "--step 1: .* has no such checkpoint; there are 2"),
+    ("base", "merged", (), "the model has no adapter"),
+    ("houlsby", "merged", (), "has the adapter config.houlsby, which cannot be merged"),
+    ("adapter", "merged", ("--step", "1"), "--step 1: .* has no such checkpoint. Give one of: 2"),
   ],
 )
 def test_what_cannot_be_merged_is_refused(run, out, options, message, tmp_path, capsys):

@@ -217,7 +217,7 @@ def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp
 
 def test_what_is_no_checkpoint(workdir, tmp_path):
   """What was looked for is said; so is a model that only a later version knows."""
-  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint there; looked for .*/state"):
+  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint; looked for .*/state"):
     pretrained.read_source(str(tmp_path))
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   path = tmp_path / "1" / "config" / "metadata"

@@ -95,8 +95,8 @@ def test_a_save_that_failed_is_made_up_for(state, tmp_path, clock, capsys, caplo
     save(checkpoints, state, 4)
     noticed(checkpoints)
   said = capsys.readouterr().err
-  assert "checkpoints: step 3 could not be saved (" in said and "tried again in 5 s" in said
-  assert "step 4 could not be saved" in said and "tried again in 10 s" in said
+  assert "checkpoints: step 3 could not be saved (" in said and "retrying in 5 s" in said
+  assert "step 4 could not be saved" in said and "retrying in 10 s" in said
   assert "(File too large)" in said and len(said.splitlines()) < 10 and "Traceback" not in said + caplog.text
   assert sound(tmp_path) == [1, 2]
   clock[0] += 11
@@ -114,7 +114,7 @@ def test_saves_that_fail_for_too_long_are_one_error(state, tmp_path, clock, caps
   checkpoints = saved(tmp_path, retry_seconds=20.0)
   save(checkpoints, state, 1)
   checkpoints.wait()
-  message = r"checkpoints: step {} could not be saved \(.*\); what was saved before is as it was.*retry_seconds"
+  message = r"checkpoints: step {} could not be saved \(.*\)\. Earlier checkpoints are unchanged.*retry_seconds"
   with full_disk():
     save(checkpoints, state, 2)
     with pytest.raises(UserError, match=message.format(2)):

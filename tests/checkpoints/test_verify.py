@@ -167,11 +167,11 @@ def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
   left = sorted(str(path.relative_to(checkpoints / str(step))) for path in (checkpoints / str(step)).rglob("*"))
   verify.set_aside(epath.Path(checkpoints))
   said_of_it = capsys.readouterr().err
-  assert f"checkpoints/{step} is damaged, and set aside as damaged_{step}; going on from step {last}" in said_of_it
+  assert f"checkpoints/{step}: is damaged, and set aside as damaged_{step}; resuming from step {last}" in said_of_it
   if not older:
     assert re.search(said, said_of_it)
   else:
-    assert "saved without checksums" in said_of_it
+    assert "saved it without checksums" in said_of_it
   aside = checkpoints / f"damaged_{step}"
   assert sorted(str(path.relative_to(aside)) for path in aside.rglob("*")) == left
   opened = test_manager.reopened(workdir)
@@ -218,12 +218,12 @@ def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):
   for step in (10, 20, 30):
     shutil.rmtree(workdir / "checkpoints" / str(step) / "streams")
   for _ in range(2):
-    with pytest.raises(UserError, match=r"(?s)no step is as it was saved.*checkpoints/30:\n  streams/.*start afresh"):
+    with pytest.raises(UserError, match=r"(?s)no step is intact.*checkpoints/30:\n  streams/.*start in another"):
       verify.set_aside(checkpoints)
   assert verify.steps(checkpoints) == [10, 20, 30]
   for step in (10, 20, 30):
     (checkpoints / str(step)).rename(checkpoints / f"damaged_{step}")
-  with pytest.raises(UserError, match=r"no step is as it was saved \(damaged_10, damaged_20, damaged_30\)"):
+  with pytest.raises(UserError, match=r"no step is intact \(damaged_10, damaged_20, damaged_30\)"):
     verify.set_aside(checkpoints)
   verify.set_aside(epath.Path(workdir / "elsewhere"))  # nothing was ever there
 
@@ -260,7 +260,7 @@ def test_arrays_of_another_step_are_refused(workdir):
   older_step(workdir / "checkpoints" / "30")
   verify.set_aside(epath.Path(workdir / "checkpoints"))
   opened = test_manager.reopened(workdir)
-  with pytest.raises(UserError, match="checkpoints/30: its arrays are of step 10"):
+  with pytest.raises(UserError, match="checkpoints/30: its arrays belong to step 10"):
     opened.restore(30, test_manager.abstract(test_manager.make_state()), ())
   opened.close()
 
@@ -310,7 +310,7 @@ def test_the_same_command_does_not_start_afresh(tmp_path, capsys):
   before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"}
   assert command.main(trained.arguments("encoder_decoder", workdir)) == 2
   error = capsys.readouterr().err
-  assert "no step is as it was saved" in error and "other bytes than were saved" in error
+  assert "no step is intact" in error and "does not match its checksum" in error
   assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
 
 
@@ -320,5 +320,5 @@ def test_what_was_sound_once_is_read_again_where_it_is_asked_for(workdir):
   verify.check(epath.Path(folder))
   flip(max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0))
   verify.check(epath.Path(folder))
-  with pytest.raises(verify.DamagedCheckpoint, match="has other bytes than were saved"):
+  with pytest.raises(verify.DamagedCheckpoint, match="does not match its checksum"):
     verify.check(epath.Path(folder), again=True)

@@ -78,8 +78,8 @@ def test_rows_are_kept_or_averaged(dimension):
   turn = lambda x: jnp.asarray(x.T if dimension else x)
   found = jax.jit(lambda x, y: pieces.rows(x, y, dimension))(turn(table), turn(fresh))
   np.testing.assert_allclose(found, turn(np.stack(expected)), rtol=1e-6)
-  counted = "of 4 ids, special pieces and config.data.extra_ids included"
-  assert str(pieces) == f"{counted}, 1 as they were, 2 as the mean of 2.5 old pieces, 1 fresh"
+  counted = "of 4 ids, including special pieces and config.data.extra_ids"
+  assert str(pieces) == f"{counted}, 1 unchanged, 2 as the mean of 2.5 old pieces, 1 fresh"
   assert pieces.changes and not Pieces([[0], [1]]).changes
 
 
@@ -128,11 +128,11 @@ def test_the_command(tmp_path, capsys):
     *("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'run'}"),
   ]
   assert command.main(arguments) == 2
-  assert "of their pieces: config.init.transfer_vocab=True" in capsys.readouterr().err
+  assert "by their pieces: config.init.transfer_vocab=True" in capsys.readouterr().err
   assert command.main([*arguments, "--config.init.transfer_vocab=True"]) == 0
   said = " ".join(capsys.readouterr().err.split())
   assert (
-    "rows by their pieces: of" in said and f"{len(OLD)} as they were, 2 as the mean of 2.5 old pieces, 2 fresh" in said
+    "rows by their pieces: of" in said and f"{len(OLD)} unchanged, 2 as the mean of 2.5 old pieces, 2 fresh" in said
   )
   mesh = sharding.make_mesh({"data": 8})
   saved = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "run")), mesh).params)

@@ -274,33 +274,33 @@ WRONG = {
     moved(),
     dict(parts=("embed", "encoder")),
     [
-      "config.init.rename does not say what becomes head/bias (and 1 more); to begin",
+      "config.init.rename has no source for head/bias (and 1 more); to start",
       "take it: add head,pooler to conf",
     ],
   ),
   "no place": (
     moved(leave=["pooler"]),
     {},
-    ["X has pooler, for which the model has no place", "config.init.rename=embed,encoder,head"],
+    ["X has pooler, which the model lacks", "config.init.rename=embed,encoder,head"],
   ),
   "no place under a part": (
     moved(leave=["embed/positions", "pooler"]),
     dict(parts=("embed", "encoder", "head")),
-    ["X has embed/positions,", "nearest: ", "name the parts that are taken more closely, in config.init.rename"],
+    ["X has embed/positions,", "nearest: ", "select the parts to take more narrowly in config.init.rename"],
   ),
   "shape": (
     moved(embed__table=(32, 8), head__bias=(32,)),
     {},
     [
       "embed/table: expected [32, 8], found [30, 8] (and 1 more)",
-      "init.resize=embed/table, or those of their pieces: config.init.transfer_vocab=True;",
+      "init.resize=embed/table, or to map rows by their pieces: config.init.transfer_vocab=True;",
       "reinit=embed/table,head;",
     ],
   ),
   "shape in two dimensions": (
     moved(embed__table=(32, 9)),
     dict(rows=("embed",)),
-    ["expected [32, 9], found [30, 8]; config.init.resize takes what differs in one dimension"],
+    ["expected [32, 9], found [30, 8]; config.init.resize allows a difference in one dimension only"],
   ),
   "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "reinit=pooler;"]),
   "fresh matches nothing": (moved(), dict(fresh=("poolr",)), ["init.reinit: 'poolr' matches no", "nearest: pooler"]),
@@ -318,8 +318,8 @@ WRONG = {
   "no such part here": (moved(), dict(parts=("encoder=enc",)), ["no 'enc' in the model"]),
   "part of a word": (moved(), dict(parts=("encoder/lay",)), ["no 'encoder/lay' in X", "encoder/layers"]),
   "two to one": (moved(), dict(parts=("embed=head", "head")), ["config.init.rename=embed=head,head: head", "twice"]),
-  "two =": (moved(), dict(parts=("a=b=c",)), ["a=b=c has more than one =; write THEIRS=OURS"]),
-  "all fresh": (moved(), dict(fresh=(".",)), ["every parameter is fresh"]),
+  "two =": (moved(), dict(parts=("a=b=c",)), ["a=b=c has more than one =. Give THEIRS=OURS"]),
+  "all fresh": (moved(), dict(fresh=(".",)), ["selects every parameter"]),
 }
 
 

@@ -43,7 +43,7 @@ def test_a_workdir_that_cannot_be_is_one_sentence(tmp_path):
   """A file in its place, or on its way: before anything else is done, without a traceback."""
   (tmp_path / "file").write_text("")
   for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
-    with pytest.raises(UserError, match="--workdir .*: cannot be made"), workdir_lock.held(epath.Path(workdir)):
+    with pytest.raises(UserError, match="--workdir .*: cannot be created"), workdir_lock.held(epath.Path(workdir)):
       pass
   if os.geteuid():  # root may write anywhere
     (tmp_path / "closed").mkdir(mode=0o500)

@@ -274,13 +274,13 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
     toy.assert_trees_close(theirs, {path: own[path] for path in theirs}, atol=1e-5)
   else:
     said = " ".join(capsys.readouterr().err.split())
-    assert f"its model has what config.{way} added, which no model without it computes" in said
+    assert f"its model has the adapter config.{way}, which cannot be merged" in said
     # The same goes on from it, as where a run begins; another way does not.
     assert train(way, tmp_path / "stopped", tmp_path / "again", *COMMANDS[way]) == 0
     assert read(tmp_path / "again").keys() == own.keys()
     capsys.readouterr()
     assert train(way, tmp_path / "stopped", tmp_path / "other", *COMMANDS["ia3"]) == 2
-    assert f"give the same config.{way}" in " ".join(capsys.readouterr().err.split())
+    assert f"Give the same config.{way}" in " ".join(capsys.readouterr().err.split())
   if way != "bitfit":
     (tmp_path / "in.txt").write_text("the quick brown fox\n")
     files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--max_length", "4"]

@@ -21,7 +21,7 @@ def test_the_command(capsys, monkeypatch):
   assert command.main(["doctor"]) == 0
   said = capsys.readouterr().out
   assert max(map(len, said.splitlines())) <= 80
-  assert re.search(r"^ok cpu +\d+ x cpu", said, re.MULTILINE) and said.endswith("all is well\n")
+  assert re.search(r"^ok cpu +\d+ x cpu", said, re.MULTILINE) and said.endswith("no problem found\n")
   assert command.main(["doctor", "--json"]) == 0
   found = json.loads(capsys.readouterr().out)
   assert {each["name"] for each in found} > {"t2t", "packages", "cpu", "memory", "cache", "Google Cloud", "git"}
@@ -34,7 +34,7 @@ def test_what_is_amiss_is_exit_code_1(capsys, monkeypatch):
   assert command.main(["doctor"]) == 1
   said = capsys.readouterr().out
   assert "JAX cannot start: libcudart.so: no such file" in " ".join(said.split())
-  assert "ok: is well   -: is not there, which is well unless you need it   !: to mend" in said.splitlines()
+  assert "ok: works   -: absent, fine unless you need it   !: needs a fix" in said.splitlines()
   assert "to mend: devices, " in said and "disk, here" in said.splitlines()[-1]
 
 

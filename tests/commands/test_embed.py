@@ -190,11 +190,11 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
     (("--pool=man",), "--pool man: give one of mean, first, last; did you mean mean?"),
     (("--output=out.txt",), "--output out.txt: give a file that ends in .npy or .parquet"),
     (("--output=gs://b/out.npy",), "must be a local file"),
-    (("--input=-",), "--input -: a file of vectors says how many"),
+    (("--input=-",), "--input -: the header of an output file needs the number of lines"),
     (("--beam=3",), "unknown option --beam=3"),
     (("--inputs_length=81",), "--inputs_length 81: the model has learned 80 positions"),
     (("--strict",), "line 3: empty line"),
-    (("--probe=docs_match",), "--probe reads a task and writes a table"),
+    (("--probe=docs_match",), "does not apply with --probe, which reads a task and prints a table"),
   ],
 )
 def test_what_cannot_be_done(others, message, run, tmp_path):

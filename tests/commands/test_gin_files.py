@@ -282,11 +282,11 @@ def test_a_key_settles_what_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ("argv", "words"),
   [
-    (["--gin_file=gone.gin"], "--gin_file gone.gin: no such file; looked in {cwd}, and among those of T5X"),
+    (["--gin_file=gone.gin"], "--gin_file gone.gin: no such file in {cwd}, nor among T5X's"),
     (["--gin_file=gone.gin", "--gin_search_paths=/a,/b"], "looked in {cwd}, /a, /b, and"),
-    (["--gin.A=1"], "--gin.A=1: binds a name of a gin file; give --gin_file FILE with it"),
+    (["--gin.A=1"], "--gin.A=1: binds a name of a gin file. Give --gin_file FILE with it"),
     (["--gin_file=x.gin", "--config=tiny"], "--config, --gin_file x.gin: give one"),
-    (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: nothing that was read refers"),
+    (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: unused in this run"),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "nearest: TRAIN_STEPS"),
     (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR=runs/x"], "--gin.MODEL_DIR='\"runs/x\"'"),
     (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR"], "--gin.MODEL_DIR: give --gin.NAME=VALUE"),
@@ -296,29 +296,29 @@ def test_a_key_settles_what_is_refused(tmp_path):
     ),
     (
       ["--gin_file={tiny}/tiny_model.gin"],
-      "says no run, as nothing in it binds train; add --gin_file t5x/configs/runs/pre",
+      "describes no run: nothing binds train. Add --gin_file t5x/configs/runs/pre",
     ),
     (
       ["--gin_file={tiny}/tiny_eval.gin"],
-      "for T5X's eval.py, and not for `t2t train`; give it to `t2t eval --gin_file",
+      "for T5X's eval.py, not for `t2t train`. Run `t2t eval --gin_file",
     ),
-    (["--gin_file={tiny}/tiny_infer.gin"], "give it to `t2t infer --gin_file"),
+    (["--gin_file={tiny}/tiny_infer.gin"], "Run `t2t infer --gin_file"),
     (
       ["--gin_file=t5x/configs/runs/pretrain.gin"],
-      "MODEL must be given, as T5X asks for it: --gin.MODEL=VALUE; add one",
+      "MODEL is required by T5X. Give --gin.MODEL=VALUE; add one",
     ),
     (["--gin_file={bad}/include.gin"], "include.gin:2: include 'gone/away.gin': no such file in {cwd}, {bad}, "),
     (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: not gin: ')' closes nothing"),
     (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: not gin"),
     (
       ["--gin_file={tiny}/tiny_pretrain.gin", "--run_mode=eval"],
-      "--run_mode=eval: a flag of T5X that t2t has under anot",
+      "--run_mode=eval: this T5X flag has another name in t2t",
     ),
     (
       flags("{tiny}/tiny_finetune.gin", INITIAL_CHECKPOINT_PATH="c", **{"RestoreCheckpointConfig.mode": "latest"}),
       "name it",
     ),
-    (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; `t2t convert --to hf`"),
+    (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; use `t2t convert --to hf`"),
   ],
 )
 def test_what_is_wrong_is_said(argv, words, tmp_path):
@@ -350,7 +350,7 @@ MODEL = "t5x/examples/t5/t5_1_1/small.gin"
     (
       "eval",
       [*flags(f"{TINY}/tiny_eval.gin", CHECKPOINT_PATH="gone"), "--workdir=x"],
-      ["--checkpoint gone: no checkpoint there", "--checkpoint is T5X's CHECKPOINT_PATH"],
+      ["--checkpoint gone: no checkpoint; looked for", "--checkpoint is T5X's CHECKPOINT_PATH"],
     ),
     (
       "eval",

@@ -367,7 +367,7 @@ def written(content: bytes, name: str):
 LONG = b"a\n" + b"x" * 60 + b"\n"
 
 BAD = {
-  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint there"]),
+  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint; looked for"]),
   "no input": (lambda t: ["--input", t / "none.txt"], ["--input", "none.txt", "no such file"]),
   "a folder": (lambda t: ["--input", (t / "a.txt").mkdir() or t / "a.txt"], ["a.txt", "cannot be read"]),
   "another ending": (written(b"a\n", "in.odt"), ["in.odt", ".txt", ".jsonl", ".csv"]),
@@ -396,7 +396,7 @@ BAD = {
   "no room": (lambda t: ["--max_length", "0"], ["max_length=0"]),
   "no length": (lambda t: ["--inputs_length", "-1"], ["--inputs_length -1"]),
   "a foreign name": (lambda t: ["--num_beams=4"], ["--num_beams: no such option; Hugging Face's num_beams is --beam"]),
-  "a server with files": (lambda t: ["--server"], ["--input: is for files, and --server answers requests"]),
+  "a server with files": (lambda t: ["--server"], ["--input and --server exclude each other"]),
   "too many beams": (lambda t: ["--beam", "1000000000"], ["--beam 1000000000", "at most 10,000"]),
   "devices": (lambda t: ["--tensor", "3"], ["--tensor 3", "[1, 2, 4, 8]"]),
   "output in a bucket": (lambda t: ["--output", "gs://bucket/out.jsonl"], ["gs://bucket/out.jsonl", "local file"]),
@@ -410,7 +410,7 @@ def test_the_server_needs_its_extra(monkeypatch, capsys):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "starlette" else find(name))
   assert command.main(["infer", "--checkpoint", "no/such/folder", "--server"]) == 2
   said = capsys.readouterr().err
-  assert 't2t infer --server needs Starlette and uvicorn: pip install "t2t-jax[serve]"' in said
+  assert 't2t infer --server needs Starlette and uvicorn. Run: pip install "t2t-jax[serve]"' in said
 
 
 @pytest.mark.exhaustive_from(14)
@@ -429,7 +429,10 @@ def test_bad_input_is_one_clear_error(name, run, tmp_path):
 @pytest.mark.exhaustive
 def test_an_encoder_alone_writes_nothing(run):
   code, _, said = run(architecture="encoder_only")
-  assert code == 2 and "is an encoder alone, which fills blanks and writes nothing: leave out the options" in said
+  assert (
+    code == 2
+    and "is an encoder without decoder, which fills blanks and generates no text. Leave out generation options" in said
+  )
 
 
 @pytest.mark.exhaustive

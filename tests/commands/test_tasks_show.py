@@ -308,7 +308,7 @@ def test_what_a_head_is_asked(printed, tmp_path):
   ]
   assert "asked                 match, and right is yes" in text
   assert re.search(r"encoder_answer_targets +int32 \[\d+\] +1 0 0", text)
-  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the config that training starts"):
+  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the training config"):
     printed("show", "show_test_labelled", "--config.init.checkpoint=runs/bert")
 
 
@@ -331,12 +331,12 @@ def test_files_of_ones_own(printed, tmp_path):
     (["show_test_pair", "--config.data.inputs_lenth=3"], "config.data.inputs_lenth: no such key"),
     (["--config.data.vocabulary=a b"], "^NAME is missing"),
     (["--config", "tiny", "--config.data.inputs_length=a b"], "config.data.inputs_length"),
-    (["show_test_pair", "--stage", "a"], "--stage a: no such stage; config.stages is empty"),
+    (["show_test_pair", "--stage", "a"], "--stage a: no such stage. config.stages is empty"),
     (
       ["show_test_pair", "--stage", "lnog", '--config.stages={"name": "short", "fraction": 0.5}, {"name": "long"}'],
-      "--stage lnog: no such stage; there are short, long; did you mean long?",
+      "--stage lnog: no such stage. Give one of: short, long; did you mean long?",
     ),
-    (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing is left to show"),
+    (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing to show"),
   ],
 )
 def test_what_is_refused(printed, arguments, message):

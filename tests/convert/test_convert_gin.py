@@ -115,7 +115,7 @@ def test_values_are_shown_as_they_were_written():
     ("A = {@x: 2}", "a key that is a word or a number"),
     ("A = {\n  'b': 1,\n  [2]: 3}", "mine.gin:3: not gin: expected a key that is a word or a number"),
     ("b:\n  c = 1\n    d = 2", "mine.gin:3: not gin: expected a line that is not indented, found 'd'"),
-    ("A = 1\nB = " + "[" * 5_000 + "]" * 5_000, "mine.gin:2: not gin: '[' is inside of 100 others"),
+    ("A = 1\nB = " + "[" * 5_000 + "]" * 5_000, "mine.gin:2: is not gin: '[' is nested more than 100 deep"),
     ("from a import b.c", "expected the end of the line, found '.'"),
     ("A = 'b'\na.b/c.d = 1", "mine.gin:2: not gin: Malformatted scope"),
     ("A = __import__('os').getcwd()", "expected a value, found '__import__'"),
@@ -172,7 +172,7 @@ def test_pretraining(tmp_path):
   assert config.optimizer.name == "adafactor"
   # T5X's run takes no BATCH_SIZE, whatever its example says.
   first, second = notes.split("\n")
-  assert first == f"{tmp_path}/mine.gin:9: BATCH_SIZE = 256: nothing that was read refers to it"
+  assert first == f"{tmp_path}/mine.gin:9: BATCH_SIZE = 256: unused in this run"
   assert second.startswith("t5x/configs/runs/pretrain.gin (as T5X has it): SaveCheckpointConfig.keep = None: no")
 
 
@@ -266,7 +266,7 @@ def test_a_model_of_ones_own(tmp_path):
   assert (model.vocab_size, model.embed_dim, model.mlp_activation, model.tied_logits) == (1000, 96, "gated_silu", True)
   assert (model.num_heads, model.head_dim, model.mlp_dim, model.num_encoder_layers) == (8, 64, 2_048, 6)
   assert (model.dropout_rate, model.dtype) == (0.1, "float32")
-  assert "mine.gin:7: network.T5Config.float32_attention_logits = True: the type of the softmax" in notes
+  assert "mine.gin:7: network.T5Config.float32_attention_logits = True: dtype of the softmax" in notes
   assert "mine.gin:8: network.T5Config.scan_layers = False" in notes
 
 
@@ -320,14 +320,20 @@ def test_the_mesh(tmp_path):
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    (PRETRAIN, "TRAIN_STEPS must be given"),
-    (FINETUNE, "INITIAL_CHECKPOINT_PATH must be given"),
-    ("include 't5x/configs/runs/pretrain.gin'\n", "MODEL must be given"),
+    (PRETRAIN, "TRAIN_STEPS is required by T5X"),
+    (FINETUNE, "INITIAL_CHECKPOINT_PATH is required by T5X"),
+    ("include 't5x/configs/runs/pretrain.gin'\n", "MODEL is required by T5X"),
     ("A = 1\n", "says no model"),
     (f"{PRETRAIN}include 'gone/away.gin'\n", "mine.gin:3: include 'gone/away.gin': no such file in "),
-    (f"{MODEL}Adafactor.beta1 = 0.9\n", "mine.gin:2: Adafactor.beta1 = 0.9: momentum; t2t's Adafactor has none"),
-    (f"{MODEL}T5Config.emd_dim = 3\n", "and knows no parameter emd_dim of T5Config; nearest: emb_dim"),
-    (f"{PRETRAIN}utils.DatasetConfigs.seed = 3\n", "and knows no function DatasetConfigs; nearest: DatasetConfig"),
+    (f"{MODEL}Adafactor.beta1 = 0.9\n", "mine.gin:2: Adafactor.beta1 = 0.9: momentum, which t2t's Adafactor lacks"),
+    (
+      f"{MODEL}T5Config.emd_dim = 3\n",
+      "unknown parameter emd_dim of T5Config; t2t has no counterpart; nearest: emb_dim",
+    ),
+    (
+      f"{PRETRAIN}utils.DatasetConfigs.seed = 3\n",
+      "unknown function DatasetConfigs; t2t has no counterpart; nearest: DatasetConfig",
+    ),
     (f"{PRETRAIN}trian/DatasetConfig.seed = 3\n", "nothing refers to trian/DatasetConfig; nearest: train"),
     (
       f"{PRETRAIN}DatasetConfig.batch_size = 3\n",
@@ -336,20 +342,23 @@ def test_the_mesh(tmp_path):
     (f"{PRETRAIN}from t5x import utlis\n", "mine.gin:3: import t5x.utlis: T5X has no module utlis; nearest: utils"),
     (
       f"{PRETRAIN}import my\ntrain.trainer_cls = @my.Trainer\n",
-      "mine.gin:4: train.trainer_cls = @my.Trainer: t2t knows no @my.Tr",
+      "mine.gin:4: train.trainer_cls = @my.Trainer: t2t does not support @my.Tr",
     ),
-    (f"{MODEL}EncoderDecoderModel.loss_normalizing_factor = 'AVERAGE_PER_SEQUENCE'\n", "long sequences count for more"),
+    (
+      f"{MODEL}EncoderDecoderModel.loss_normalizing_factor = 'AVERAGE_PER_SEQUENCE'\n",
+      "long sequences have more weight",
+    ),
     (f"{MODEL}include 't5x/examples/t5/t5_1_1/adamw_opt.gin'\n", "T5X clips the gradient of their sum: set it to"),
     (f"{MODEL}Adafactor.weight_decay_rate = 0.1\n", "set weight_decay_rate_lr_exponent = 1.0"),
     (
       f"{PRETRAIN}train.actions = {{'TRAIN_EVAL': [@trainer.EarlyStoppingAction()]}}\n",
-      "t2t knows no @trainer.EarlySt",
+      "t2t does not support @trainer.EarlySt",
     ),
     (
       f"{PRETRAIN}EncoderDecoderModel.decode_fn = @decoding.temperature_sample\ntemperature_sample.topk = 5\n",
       "alone draws",
     ),
-    (f"{PRETRAIN}RestoreCheckpointConfig.path = ['a', 'b']\n", "there is one checkpoint, a path"),
+    (f"{PRETRAIN}RestoreCheckpointConfig.path = ['a', 'b']\n", "t2t supports one checkpoint, a path"),
     (
       f"{PRETRAIN}TRAIN_STEPS = '3'\n",
       "mine.gin:3: train.total_steps = '3': must be a number above the checkpoint's 0",
@@ -360,11 +369,11 @@ def test_the_mesh(tmp_path):
     ),
     (f"{MODEL}OPTIMIZER = @t5x.lion.Lion()\n", "mine.gin:2: EncoderDecoderModel.optimizer_def = @t5x.lion.Lion()"),
     (f"{MODEL}T5Config.mlp_activations = ('tanh',)\n", "mine.gin:2: T5Config.mlp_activations = ('tanh',): t2t has"),
-    (f"{MODEL}T5Config.emb_dim = 1.5\n", "mine.gin:2: T5Config.emb_dim = 1.5: config.model.embed_dim is of type int"),
+    (f"{MODEL}T5Config.emb_dim = 1.5\n", "mine.gin:2: T5Config.emb_dim = 1.5: config.model.embed_dim has type int"),
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\n",
-      "mine.gin:3: train/DatasetConfig.mixture_or_task_name = 'mine': t2t registers none of this name; import the"
-      " module that does in the gin file, or give --config.data.task_modules=MODULE. Of T5X's it has c4_v220_",
+      "mine.gin:3: train/DatasetConfig.mixture_or_task_name = 'mine': t2t registers no such mixture; import the"
+      " module that registers it in the gin file, or give --config.data.task_modules=MODULE. Of T5X's mixtures it has c4_v220_",
     ),
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\nimport gone_away.tasks\n",
@@ -376,14 +385,14 @@ def test_the_mesh(tmp_path):
     ),
     (
       "include 't5x/configs/runs/pretrain.gin'\nMODEL = @models.DecoderOnlyModel()\n",
-      "mine.gin:2: train.model = @models.DecoderOnlyModel(): only encoder-decoders are known",
+      "mine.gin:2: train.model = @models.DecoderOnlyModel(): only encoder-decoders are supported",
     ),
     (
       f"{PRETRAIN}TASK_FEATURE_LENGTHS = {{'inputs': 9, 'decoder_positions': 7}}\n",
       "mine.gin:3: train/DatasetConfig.task_feature_lengths = {{'decoder_positions': 7}}",
     ),
-    (f"{MODEL}Z_LOSS = %gin.REQUIRED\n", "Z_LOSS must be given"),
-    (f"{MODEL}Z_LOSS = %NOWHERE\n", "NOWHERE must be given"),
+    (f"{MODEL}Z_LOSS = %gin.REQUIRED\n", "Z_LOSS is required by T5X"),
+    (f"{MODEL}Z_LOSS = %NOWHERE\n", "NOWHERE is required by T5X"),
   ],
 )
 def test_what_would_change_the_result_is_refused(text, words, tmp_path):
@@ -402,18 +411,21 @@ def test_what_would_change_the_result_is_refused(text, words, tmp_path):
     ),
     (
       "infer_eval/DatasetConfig.split = 'test'\n",
-      "mine.gin:3: infer_eval/DatasetConfig.split = 'test': nothing that runs",
+      "mine.gin:3: infer_eval/DatasetConfig.split = 'test': unused in this run",
     ),
     ("USE_CACHED_TASKS = True\n", "mine.gin:3: USE_CACHED_TASKS = True: tasks from T5X's cache"),
     ("train/DatasetConfig.shuffle = False\n", "mine.gin:3: train/utils.DatasetConfig.shuffle = False: t2t always shuf"),
     ("LOSS_NORMALIZING_FACTOR = 233472\n", "mine.gin:3: EncoderDecoderModel.loss_normalizing_factor = 233472: what"),
-    ("OPTIMIZE = 3\n", "mine.gin:3: OPTIMIZE = 3: nothing that was read refers to it; nearest: OPTIMIZER"),
-    ("optax.adamw.weight_decay = 0.1\n", "mine.gin:3: optax.adamw.weight_decay = 0.1: nothing that runs refers to it"),
+    ("OPTIMIZE = 3\n", "mine.gin:3: OPTIMIZE = 3: unused in this run; nearest: OPTIMIZER"),
+    ("optax.adamw.weight_decay = 0.1\n", "mine.gin:3: optax.adamw.weight_decay = 0.1: unused in this run"),
     (
       "train.actions = {'TRAIN': [@trainer.TerminateOnNanAction()]}\n",
-      "what is done at a NaN; t2t stops there by itself",
+      "actions at a NaN; t2t has config.nan_policy.on_nonfinite",
     ),
-    ("MIXTURE_OR_TASK_NAME = 'squad_v010_allanswers'\nimport mine\n", "mine.gin:4: import mine: not needed, for t2t"),
+    (
+      "MIXTURE_OR_TASK_NAME = 'squad_v010_allanswers'\nimport mine\n",
+      "mine.gin:4: import mine: not needed, because t2t",
+    ),
   ],
 )
 def test_what_changes_nothing_is_told(text, words, tmp_path):
@@ -426,7 +438,7 @@ def test_what_changes_nothing_is_told(text, words, tmp_path):
   ("text", "words"),
   [
     ("include 'mine.gin'\n", "mine.gin includes "),
-    (f"{MODEL}Z_LOSS = %A\nA = %B\nB = %A\n", "stands for itself: Z_LOSS -> A -> B -> A"),
+    (f"{MODEL}Z_LOSS = %A\nA = %B\nB = %A\n", "refers to itself: Z_LOSS -> A -> B -> A"),
   ],
 )
 def test_circles(text, words, tmp_path):
@@ -458,4 +470,4 @@ def test_main_prints_a_config_to_save_and_the_rest_apart(tmp_path, capsys):
   out, err = capsys.readouterr()
   config = load_config(write(tmp_path, "made.py", out))
   assert config.model.embed_dim == 768
-  assert "what is to be settled before it runs" in err and "mine.gin:2: Adafactor.beta1" in err
+  assert "settle before the run" in err and "mine.gin:2: Adafactor.beta1" in err

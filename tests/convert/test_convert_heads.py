@@ -175,7 +175,7 @@ REFUSED = {
     "",
     r"nsp has labels=\('random', 'next'\) \(theirs \('next', 'random'\)\)",
   ),
-  "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: their models have one; say which with --head"),
+  "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: transformers supports one. Select it with --head"),
   "no such head": (with_heads(NLI), "nil", "no head 'nil': there are nli; did you mean nli?"),
   "another reading": (
     with_heads(dataclasses.replace(NLI, reads="mean")),
@@ -185,7 +185,7 @@ REFUSED = {
   "vectors by name": (
     with_heads(HeadConfig("text", 5, "vector")),
     "text",
-    "text: their vectors are those of the model without a head",
+    "text: vectors come from the model without a head",
   ),
   "a mix of layers": (
     with_heads(dataclasses.replace(NLI, layers="mix"), tokens=False),
@@ -196,13 +196,14 @@ REFUSED = {
   "a kind": (
     with_heads(HeadConfig("copa", 1, "choice"), of=GPT2),
     "",
-    "copa: t2t writes no class of theirs with a choice head",
+    "copa: t2t writes no transformers class with a choice head",
   ),
   "no tokens": (with_heads(NLI, tokens=False), "vocabulary", "there is no head over the vocabulary"),
   "a T5": (
     dataclasses.replace(toy.KINDS["t5_1_1"], heads=(NLI,)),
     "",
-    "t5: config.model.heads: nli: t2t writes no class of theirs with a class head; --head vocabulary writes the rest",
+    "t5: config.model.heads: nli: t2t writes no transformers class with a class head; --head vocabulary writes the "
+    "rest",
   ),
 }
 
@@ -221,7 +222,7 @@ def test_what_transformers_cannot_express_is_refused(name, tmp_path):
   ("changes", "reason"),
   [
     ({"problem_type": "multi_label_classification"}, "problem_type='multi_label_classification' with 3 labels"),
-    ({"problem_type": "regression"}, "problem_type='regression' with 3 labels: t2t's heads give one class of"),
+    ({"problem_type": "regression"}, "problem_type='regression' with 3 labels: t2t supports single-label classes"),
     ({"id2label": {"0": "yes"}, "problem_type": None}, r"classifier.weight: expected \[1, 16\], found \[3, 16\]"),
   ],
 )
@@ -240,7 +241,7 @@ def test_a_summary_that_t2t_has_not_is_refused(tmp_path):
   edit(tmp_path / "hf", summary_activation="tanh")
   assert huggingface.open_foreign(str(tmp_path / "hf")).model.heads == (dataclasses.replace(head, pooler="tanh"),)
   edit(tmp_path / "hf", summary_type="mean")
-  with pytest.raises(UserError, match="summary_type='mean': t2t's head has 'first'"):
+  with pytest.raises(UserError, match="summary_type='mean': t2t supports only 'first'"):
     huggingface.open_foreign(str(tmp_path / "hf"))
 
 
@@ -272,7 +273,7 @@ def test_pieces_whose_ids_are_shifted_are_no_vocabulary(tmp_path):
   (tmp_path / "hf" / "sentencepiece.bpe.model").write_bytes(b"pieces")
   found = huggingface.open_foreign(str(tmp_path / "hf"))
   assert not found.vocabulary
-  assert any("the ids of sentencepiece.bpe.model are not the model's" in note for note in found.notes)
+  assert any("the ids of sentencepiece.bpe.model differ from the model's" in note for note in found.notes)
 
 
 # ---- What may be done with one ---------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
   for name, value in first.items():
     np.testing.assert_array_equal(again[name], value)
   save(with_heads(), tmp_path / "plain")
-  with pytest.raises(UserError, match="--head nli: is for checkpoints with one head by name; in .* are: none"):
+  with pytest.raises(UserError, match="--head nli: needs a checkpoint with one named head, but .* has: none"):
     command.main([str(tmp_path / "plain"), str(tmp_path / "other"), "--head", "nli"])
 
 

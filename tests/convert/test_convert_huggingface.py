@@ -358,9 +358,12 @@ def test_which_layers_of_a_gemma_see_all():
   assert read(layer_types=[local] * 12) == (511, 0, 0)
   assert read(layer_types=[every] * 12) == read(sliding_window=None) == (0, 0, 0)
   for changes, reason in (
-    (dict(layer_types=[local, local, local, every, every, local] * 2), "in t2t's model every n-th layer sees all"),
-    (dict(sliding_window=1), "each position sees another besides itself"),
-    (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "rotary positions are not rescaled"),
+    (
+      dict(layer_types=[local, local, local, every, every, local] * 2),
+      "t2t supports global attention only in every n-th layer",
+    ),
+    (dict(sliding_window=1), "t2t's smallest window includes a second position"),
+    (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "t2t does not support rescaled rotary positions"),
     (dict(query_pre_attn_scalar=168.5), "query_pre_attn_scalar=168.5"),
   ):
     with pytest.raises(hf_mappings.Unknown, match=reason):
@@ -414,9 +417,9 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
     ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
     ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
     ("llama", {"mlp_bias": True}, "mlp_bias=True"),
-    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads the first alone"),
+    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads only the first"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "give an entry for each kind of layer"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "has no entry for each kind of layer. Add them"),
     ("gemma3_text", {"rope_parameters": _GEMMA3, "rope_theta": 8.0}, "full_attention.rope_theta=9 and rope_theta=8"),
     ("modernbert", {"rope_parameters": _GEMMA3, "local_rope_theta": 8.0}, "sliding_attention.rope_theta=7 and local"),
     ("modernbert", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -500,7 +503,7 @@ def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_
   params = foreign.random_params(config)
   made = foreign.in_memory(config, params, vocabulary=tmp_path / "tokenizer.json")
   notes = huggingface.save(made, epath.Path(tmp_path / "hf"))
-  assert any("positions count from the padding id, which is" in note for note in notes)
+  assert any("positions start after the padding id, which is" in note for note in notes)
   settings = json.loads((tmp_path / "hf" / "config.json").read_text())
   assert (settings["pad_token_id"], settings["max_position_embeddings"]) == (pad, config.max_length + pad + 1)
   again = huggingface.open_foreign(str(tmp_path / "hf"))
@@ -533,7 +536,7 @@ NORM = "decoder.final_layer_norm.weight"
 def test_a_tensor_that_is_missing(folder):
   """Its name, its shape, and what t2t reads."""
   rewrite(folder, lambda found: {name: x for name, x in found.items() if name != NORM})
-  refused(folder, f"--from {folder}: its tensors are not", f"{NORM}: missing; expected [16]")
+  refused(folder, f"--from {folder}: its tensors do not match", f"{NORM}: missing; expected [16]")
   edit(folder / "config.json", architectures=["T5EncoderModel"])
   refused(folder, "t2t reads a T5ForConditionalGeneration", "this is a T5EncoderModel")
 
@@ -565,7 +568,7 @@ def test_a_value_that_t2t_cannot_compute(tmp_path):
   shutil.copytree(GOLDEN / "llama3", tmp_path / "llama")
   rope = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 500_000.0}
   edit(tmp_path / "llama" / "config.json", rope_parameters=rope)
-  refused(tmp_path / "llama", "rope_parameters=", "t2t's rotary positions are neither rescaled (as Llama 3.1's are)")
+  refused(tmp_path / "llama", "rope_parameters=", "t2t does not support rescaled (as in Llama 3.1)")
   edit(tmp_path / "llama" / "config.json", rope_parameters=None, attention_bias=True)
   refused(tmp_path / "llama", "attention_bias=True: t2t's model has False")
 
@@ -583,7 +586,7 @@ def test_a_file_that_shrinks_while_it_is_read(folder):
   found = huggingface.open_foreign(str(folder))
   path = folder / "model.safetensors"
   path.write_bytes(path.read_bytes()[:-1000])
-  with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was cut off"):
+  with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was truncated"):
     foreign.read(found)
 
 
@@ -600,7 +603,7 @@ def test_a_folder_without_a_config(folder, tmp_path):
   """Weights alone do not say what they are; nor does a file that is no JSON."""
   (folder / "config.json").unlink()
   assert huggingface.is_huggingface(str(folder))
-  refused(folder, f"--from {folder}: no config.json there; give the folder that `save_pretrained` wrote")
+  refused(folder, f"--from {folder}: contains no config.json. Give the folder that `save_pretrained` wrote")
   (folder / "config.json").write_text('{"model_type": ')
   refused(folder, "config.json: cannot be read as JSON")
   assert not huggingface.is_huggingface(str(tmp_path / "nothing"))
@@ -614,7 +617,7 @@ def test_weights_that_are_pickled(folder):
   (folder / "pytorch_model.bin").rename(folder / "other.pt")
   refused(folder, "pickled (other.pt)", 'python -c "import transformers', f"save_pretrained('{folder}'")
   (folder / "other.pt").unlink()
-  refused(folder, "no weights there; looked for model.safetensors and model.safetensors.index.json")
+  refused(folder, "contains no weights; looked for model.safetensors and model.safetensors.index.json")
 
 
 def test_an_index_that_does_not_hold(tmp_path):
@@ -624,9 +627,9 @@ def test_an_index_that_does_not_hold(tmp_path):
   index = json.loads((path / "model.safetensors.index.json").read_text())
   index["weight_map"]["lost"] = "model-00001-of-00002.safetensors"
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
-  refused(path, "says that lost is in model-00001-of-00002.safetensors, which does not have it")
+  refused(path, "refers to lost in model-00001-of-00002.safetensors, which does not contain it")
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"] | {"lost": "../theirs.safetensors"})
-  refused(path, "model.safetensors.index.json names '../theirs.safetensors', which is no file of this folder")
+  refused(path, "model.safetensors.index.json refers to '../theirs.safetensors', which is not a file of this folder")
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
   (path / "model-00002-of-00002.safetensors").unlink()
   refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
@@ -651,7 +654,7 @@ def test_what_a_bart_may_have_besides(tmp_path):
     np.testing.assert_array_equal(value, expected[name], err_msg=name)
   assert any("decoder_start_token_id=2: t2t starts with the vocabulary's BOS" in note for note in found.notes)
   edit(path / "config.json", decoder_ffn_dim=12)
-  refused(path, "encoder_ffn_dim=10 and decoder_ffn_dim=12: t2t's model has one for both")
+  refused(path, "encoder_ffn_dim=10 and decoder_ffn_dim=12: t2t needs the same value for both")
 
 
 def test_two_matrices_where_the_config_has_one(tmp_path):
@@ -701,7 +704,7 @@ def test_two_tensors_that_come_under_one_name(tmp_path):
   rewrite(path, lambda found: weights | {old: weights[new]})
   huggingface.open_foreign(str(path))
   rewrite(path, lambda found: weights | {old: weights[new] * 2})
-  refused(path, f"two different tensors are called {new}: {new} of model.safetensors and {old} of model.safetensors")
+  refused(path, f"two different tensors have the name {new}: {new} of model.safetensors and {old} of model.safetensors")
   # In the files of an index.
   path, name = tmp_path / "gpt2", "transformer.ln_f.bias"
   shutil.copytree(GOLDEN / "gpt2", path)
@@ -714,7 +717,7 @@ def test_two_tensors_that_come_under_one_name(tmp_path):
   foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
   huggingface.open_foreign(str(path))
   foreign.write_safetensors(path / "2.safetensors", {name: weights[name] + 1})
-  refused(path, f"two different tensors are called {name}: {name} of 1.safetensors and {name} of 2.safetensors")
+  refused(path, f"two different tensors have the name {name}: {name} of 1.safetensors and {name} of 2.safetensors")
   # An index, and a whole file that transformers reads in its place.
   foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
   foreign.write_safetensors(path / "model.safetensors", weights)
@@ -748,10 +751,10 @@ def test_a_vocabulary_and_its_rows(tmp_path):
   """Rows beyond the last id are said to be padding; ids without a row are refused; sentinels count."""
   path = tmp_path / "bert"
   shutil.copytree(GOLDEN / "bert", path)
-  assert any("no vocabulary lies beside it" in note for note in huggingface.open_foreign(str(path)).notes)
+  assert any("there is no vocabulary beside it" in note for note in huggingface.open_foreign(str(path)).notes)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
   (path / "vocab.txt").write_text("\n".join(pieces))
-  padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept as they are"
+  padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept"
   found = huggingface.open_foreign(str(path))
   assert padded in found.notes
   assert (found.vocabulary, found.extra_ids, found.model.vocab_size) == (str(path / "vocab.txt"), 0, 41)
@@ -762,7 +765,7 @@ def test_a_vocabulary_and_its_rows(tmp_path):
       found = huggingface.open_foreign(str(path))
       assert "vocabulary: 41 ids (10 sentinels included), 41 rows" in found.notes
       assert found.extra_ids == 10
-  refused(path, "its tokenizer does not match its embedding: 42 ids (11 sentinels included) in", "41 rows")
+  refused(path, "its tokenizer has more ids than its embedding has rows: 42 ids (11 sentinels included) in", "41 rows")
   (path / "tokenizer_config.json").write_text("{")
   refused(path, "tokenizer_config.json: cannot be read as JSON")
   (path / "tokenizer_config.json").unlink()
@@ -828,9 +831,9 @@ def test_a_model_that_transformers_does_not_have(tmp_path):
       r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
     ),
     (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(theirs False\)"),
-    (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales logits of the embedding"),
+    (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales tied logits"),
   ):
-    with pytest.raises(UserError, match=f"memory: none of the models of transformers that t2t writes(.|\n)*{reason}"):
+    with pytest.raises(UserError, match=f"memory: no model of transformers that t2t writes(.|\n)*{reason}"):
       huggingface.save(foreign.in_memory(config, {}), epath.Path(tmp_path / "out"))
 
 
@@ -849,7 +852,7 @@ def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
     save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(tmp_path / "out"), advance=advance)
   assert not list(tmp_path.iterdir())
   if isinstance(error, OSError):
-    assert str(found.value) == f"{tmp_path}/out: no space left while it was written; nothing was kept"
+    assert str(found.value) == f"{tmp_path}/out: the disk became full during the write, and nothing was kept"
 
 
 def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):
@@ -867,7 +870,7 @@ with atomic_output.whole(epath.Path(sys.argv[1]), 10) as folder:
   assert len(left) == 2 and left[1] == f"{left[0]}.lock"
   (tmp_path / "out.part-without").mkdir()
   with atomic_output.whole(epath.Path(tmp_path / "out"), 10) as folder:
-    assert f"{left[0]}: was left by a conversion that was killed" in capfd.readouterr().err
+    assert f"{left[0]}: removing the incomplete output of a killed conversion" in capfd.readouterr().err
     (folder / "model").write_text("all of it")
     with atomic_output.whole(epath.Path(tmp_path / "out"), 10):
       assert (folder / "model").exists()
@@ -881,11 +884,13 @@ def test_what_has_no_room_is_not_begun(save, tmp_path, monkeypatch):
   made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG))
   usage = shutil.disk_usage(tmp_path)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000))
-  with pytest.raises(UserError, match=r"out: no space left: [\d.]+ kB are needed, 1 kB are free on the disk of"):
+  with pytest.raises(UserError, match=r"out: needs [\d.]+ kB, but the disk of .* has 1 kB free"):
     save(made, epath.Path(tmp_path / "out"))
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine.txt").write_text("precious")
-  with pytest.raises(UserError, match="out: exists and is not an empty folder; give another, or delete it first"):
+  with pytest.raises(
+    UserError, match="out: exists and is not an empty folder. Give another folder, or delete it first"
+  ):
     save(made, epath.Path(tmp_path / "out"))
   assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
 

@@ -178,9 +178,14 @@ def test_what_stands_in_front_is_the_same_there_and_back(kind, adapters, tmp_pat
 @pytest.mark.parametrize(
   ("kind", "fields", "adapters", "message"),
   [
-    ("t5_1_1", {}, {"prefix": PrefixConfig()}, "config.prefix.sides=encoder,decoder: PEFT's prefix is the decoder's"),
-    ("bert", {}, {"prompt": PromptConfig()}, "a prompt is exchanged with PEFT for models that write"),
-    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; here is no head"),
+    (
+      "t5_1_1",
+      {},
+      {"prefix": PrefixConfig()},
+      "config.prefix.sides=encoder,decoder: PEFT supports a prefix only in the decoder",
+    ),
+    ("bert", {}, {"prompt": PromptConfig()}, "t2t converts prompts only for generative models"),
+    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; the model has no head"),
     ("llama", {"scale_embedding": True, "norm_offset": True}, {"prompt": PromptConfig()}, "config.model.scale_embed"),
     ("llama", {}, {"prompt": PromptConfig(also_train=("norm",))}, None),
   ],
@@ -191,7 +196,7 @@ def test_what_means_something_else_there_is_not_written(kind, fields, adapters, 
   arrays = shared.random_adapter(config, adapters)
   if message is None:
     arrays["decoder/norm/scale"] = np.ones(16, np.float32)
-    message = "decoder/norm/scale was trained besides"
+    message = "decoder/norm/scale was trained, too"
   with pytest.raises(UserError, match=message):
     peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
   assert not (tmp_path / "out").exists()
@@ -200,13 +205,17 @@ def test_what_means_something_else_there_is_not_written(kind, fields, adapters, 
 @pytest.mark.parametrize(
   ("front", "fields", "message"),
   [
-    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': must be a whole number, at least 1"),
+    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': is not a whole number of at least 1"),
     (0, {"num_virtual_tokens": 6}, r"prompt_embeddings: expected \[6, 16\], found \[5, 16\]"),
     (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': must be 1 or 2"),
-    (2, {"num_transformer_submodules": 1}, "num_transformer_submodules=1: PEFT's prefix of an encoder-decoder has 2"),
+    (
+      2,
+      {"num_transformer_submodules": 1},
+      "num_transformer_submodules=1: PEFT requires 2 for a prefix of an encoder-decoder",
+    ),
     (3, {"num_attention_heads": 4}, "num_attention_heads=4: the base's keys and values have 2"),
     (3, {"num_layers": 2}, "num_layers=2: the base has 3"),
-    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix has nothing like it"),
+    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix does not support it"),
   ],
 )
 def test_sizes_of_what_stands_in_front_are_the_bases(front, fields, message, tmp_path):
@@ -256,7 +265,9 @@ def test_endings_of_names_fit_what_is_adapted_and_nothing_else(targets, expected
 def test_what_is_one_matrix_there_has_one_product(tmp_path):
   """GPT-2's query, key and value, adapted each by itself, have no counterpart; of theirs each has its columns."""
   config = GPT2
-  with pytest.raises(UserError, match="transformer.h.0.attn.c_attn is one matrix there, query, key, value here"):
+  with pytest.raises(
+    UserError, match="transformer.h.0.attn.c_attn is one matrix in transformers, but query, key, value in t2t"
+  ):
     written(config, ALL, tmp_path / "refused")
   assert not (tmp_path / "refused").exists()
   arrays = shared.random_adapter(config, {"lora": ALL})
@@ -279,7 +290,7 @@ def spoil(folder, **fields):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora has nothing like it"),
+    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora does not support it"),
     ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora has nothing'),
     ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora has nothing"),
     ({"bias": "all"}, 'bias="all": config.lora has nothing'),
@@ -287,11 +298,14 @@ def spoil(folder, **fields):
     ({"invented_later": 0.5}, "invented_later=0.5: config.lora has nothing"),
     ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA, IA3"),
     ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
-    ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM': BASE is encoder-decoder, whose task type is SEQ_2_SEQ_LM"),
-    ({"r": 0}, "r=0: must be a whole number, at least 1"),
+    (
+      {"task_type": "CAUSAL_LM"},
+      "task_type='CAUSAL_LM': does not fit BASE, which is encoder-decoder: its task type is SEQ_2_SEQ_LM",
+    ),
+    ({"r": 0}, "r=0: is not a whole number of at least 1"),
     ({"r": True}, "r='True': must be a number"),
     ({"lora_dropout": 1.0}, "lora_dropout=1.0: must be at least 0 and below 1"),
-    ({"use_dora": "yes"}, "use_dora='yes': must be true or false"),
+    ({"use_dora": "yes"}, "use_dora='yes': is neither true nor false"),
     ({"use_dora": True}, "q.lora_magnitude_vector: missing"),
     ({"r": 5}, r"q.lora_A.weight: expected \[5, 16\], found \[2, 16\]"),
     ({"lora_alpha": "16"}, "lora_alpha='16': must be a number"),

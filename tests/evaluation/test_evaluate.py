@@ -285,7 +285,7 @@ def test_results_of_other_splits_stay(module, tmp_path):
     # None are asked for, whatever the config says: so it comes to what is wrong behind them.
     (["--shots=0", "--config.eval.num_shots=9", "--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
     (["--config.data.mixture=oddd"], "oddd: no task or mixture of that name"),
-    (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint there"),
+    (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint; looked for"),
   ],
 )
 def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
@@ -425,7 +425,7 @@ def test_a_step_can_be_chosen_only_where_it_was_saved(superglue_folder, tmp_path
   """Evaluations and checkpoints at the same steps."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
   assert command.main([*arguments, "--config.eval.every=10"]) == 2
-  assert "give the same number" in capsys.readouterr().err
+  assert "Give the same number" in capsys.readouterr().err
 
 
 def test_a_set_that_is_not_there_is_named(superglue_folder, tmp_path, capsys):
