@@ -1,4 +1,4 @@
-"""A resumed run whose settings give it other arrays is told which settings."""
+"""Errors of resumed runs contain the settings that change the state's arrays."""
 
 import json
 
@@ -51,7 +51,7 @@ def run(*options):
   ],
 )
 def test_settings_that_give_other_arrays_are_named(began, now, lines, again):
-  """Those alone, each with both values, and what to type; others may change."""
+  """The message contains exactly these settings, both values, and options to type."""
   before, after = run(*began.split()), run(*now.split())
   saved = json.loads(json.dumps(before.to_dict()))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])

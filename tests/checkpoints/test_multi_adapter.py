@@ -27,7 +27,7 @@ def base():
 
 @pytest.mark.exhaustive
 def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone():
-  """The very arrays of the base, in place of copies; and the logits of each that merged parameters give."""
+  """Models share the base's arrays without copies, and the logits equal the merged models'."""
   mesh, batch = sharding.make_mesh({"fsdp": 2}, devices=jax.devices()[:2]), toy.batch()
   sources = multi_adapter.open_all(base(), adapters())
   found = multi_adapter.load(base(), sources, mesh)
@@ -45,7 +45,7 @@ def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone()
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
-  """By shapes; by what is small of it, before anything is loaded; and by all of it, once it is."""
+  """By shapes and small arrays before loading, and by all arrays after it."""
   own = trained.adapter("encoder_decoder", *LORA)
   with pytest.raises(UserError, match=r"--adapter x=.*: its base is not .*decoder_only"):
     multi_adapter.open_all(pretrained.read_source(str(trained.workdir("decoder_only"))), {"x": str(own)})
@@ -60,7 +60,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_is_no_adapter_is_refused(tmp_path):
-  """Of a model by itself nothing lies on the base; and one that holds all of its base is a model by itself."""
+  """A model without an adapter, and a checkpoint that includes its base."""
   with pytest.raises(UserError, match="--adapter x=.*: the model has no adapter"):
     multi_adapter.open_all(base(), {"x": str(trained.workdir("encoder_decoder"))})
   shutil.copytree(trained.adapter("encoder_decoder", *LORA), tmp_path / "old")

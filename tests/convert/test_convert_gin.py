@@ -1,4 +1,4 @@
-"""A T5X gin file and the t2t config made of it say the same, and what only one of them can say is told."""
+"""T5X's gin files converted to t2t configs, and reports on bindings without a counterpart."""
 
 import pathlib
 import sys
@@ -23,21 +23,21 @@ def write(folder: pathlib.Path, name: str, text: str) -> str:
 
 
 def config_of(folder: pathlib.Path, text: str, *, name: str = "mine.gin"):
-  """The config that a gin file is made into, loaded as `t2t train` loads it, and the notes."""
+  """Returns the converted config, loaded as by `t2t train`, and the notes."""
   made = gin.to_config(gin.read(write(folder, name, text)))
   config = load_config(write(folder, "made.py", made.text))
-  assert made.config() == config  # which a run gets that is given the gin file
+  assert made.config() == config  # the config of a run with the gin file
   records(config)
   return config, "\n".join(map(str, made.findings))
 
 
 def notes_of(folder: pathlib.Path, text: str) -> dict[str, bool]:
-  """What is told of a gin file -> whether nothing is run because of it."""
+  """Returns report on a gin file -> whether it prevents a run."""
   found = gin.to_config(gin.read(write(folder, "mine.gin", text)))
   return {each.text: each.refused for each in found.findings}
 
 
-# ---- The grammar -----------------------------------------------------------------------------------------------------
+# ---- Grammar ---------------------------------------------------------------------------------------------------------
 
 GRAMMAR = """\
 # A comment.
@@ -63,7 +63,7 @@ MODEL_DIR = %gin.REQUIRED
 
 
 def test_grammar():
-  """Every form that T5X's files have."""
+  """All syntax of T5X's files."""
   statements = gin_parser.parse(GRAMMAR, "mine.gin")
   imports = [each.module for each in statements if isinstance(each, gin_parser.Import)]
   assert imports == ["__gin__.dynamic_registration", "__main__", "t5x.utils"]
@@ -89,7 +89,7 @@ def test_grammar():
 
 
 def test_values_are_shown_as_they_were_written():
-  """What is told of a binding is gin again."""
+  """Reported bindings are valid gin."""
   for binding in gin_parser.parse(GRAMMAR, "mine.gin"):
     if isinstance(binding, gin_parser.Binding):
       again = gin_parser.parse(str(binding), "again.gin")[0]
@@ -127,7 +127,7 @@ def test_values_are_shown_as_they_were_written():
   ],
 )
 def test_what_is_not_gin(text, words, tmp_path):
-  """The line is named, and nothing is executed."""
+  """The message contains the line, and nothing is executed."""
   path = write(tmp_path, "mine.gin", text)
   with pytest.raises(UserError) as error:
     gin.read(path)
@@ -136,7 +136,7 @@ def test_what_is_not_gin(text, words, tmp_path):
 
 
 def test_nothing_is_executed(tmp_path, monkeypatch):
-  """A module that a file imports is named, and neither imported nor asked for a function."""
+  """An imported module is reported, but neither imported nor called."""
   write(tmp_path, "registers_a_task.py", "raise AssertionError")
   monkeypatch.syspath_prepend(tmp_path)
   text = "import registers_a_task\nfrom registers_a_task import sub\nA = @registers_a_task.f()\nsub.g.x = %B\n"
@@ -155,7 +155,7 @@ TASK = 'TASK_FEATURE_LENGTHS = {"inputs": 500, "targets": 100}\nTRAIN_STEPS = 70
 
 
 def test_pretraining(tmp_path):
-  """As T5X's own example pre-trains on C4."""
+  """T5X's example of pre-training on C4."""
   config, notes = config_of(
     tmp_path,
     f"import __main__ as train_script\nimport t5.data.mixtures\n{PRETRAIN}{TASK}"
@@ -166,11 +166,11 @@ def test_pretraining(tmp_path):
   assert (config.data.mixture, config.data.task_modules) == ("c4_span_corruption", ("t2t.tasks.c4",))
   assert (config.data.inputs_length, config.data.targets_length, config.data.pack) == (500, 100, True)
   assert config.data.vocabulary == "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
-  assert config.data.extra_ids == 0  # the file has its sentinels
+  assert config.data.extra_ids == 0  # the file includes the sentinels
   assert (config.train.steps, config.train.batch_size, config.train.z_loss) == (70_000, 128, 1e-4)
   assert (config.eval.every, config.eval.batches, config.checkpoint.save_interval_steps) == (2_000, 20, 1_000)
   assert config.optimizer.name == "adafactor"
-  # T5X's run takes no BATCH_SIZE, whatever its example says.
+  # T5X's run does not read BATCH_SIZE, although its example sets it.
   first, second = notes.split("\n")
   assert first == f"{tmp_path}/mine.gin:9: BATCH_SIZE = 256: unused in this run"
   assert second.startswith("t5x/configs/runs/pretrain.gin (as T5X has it): SaveCheckpointConfig.keep = None: no")
@@ -207,7 +207,7 @@ def test_schedules(factors, schedule, learning_rate, warmup_steps, tmp_path):
 
 
 def test_fine_tuning(tmp_path):
-  """T5X's steps go on from the checkpoint's, t2t's start at 0."""
+  """T5X counts steps from the checkpoint's, t2t from 0."""
   text = (
     f"{FINETUNE}{TASK.replace('70_000', '1_020_000')}"
     'MIXTURE_OR_TASK_NAME = "wmt_t2t_ende_v003"\nUSE_CACHED_TASKS = True\nDROPOUT_RATE = 0.1\n'
@@ -228,7 +228,7 @@ def test_fine_tuning(tmp_path):
     line = next(number for number, each in enumerate(lines, 1) if words in each)
     assert f"mine.gin:{line}: " in notes, words
   assert "mine.gin:8: RestoreCheckpointConfig.path = " in notes and "Adafactor.step_offset = 1000000" in notes
-  assert len(notes.split("\n")) == 7  # and that not all checkpoints are kept
+  assert len(notes.split("\n")) == 7  # including the deletion of checkpoints
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_models_that_come_with_t5x(path, fields, tmp_path):
 
 
 def test_a_model_of_ones_own(tmp_path):
-  """Nothing included; what is not bound is as T5X has it by default."""
+  """Without includes, unbound parameters have T5X's defaults."""
   config, notes = config_of(
     tmp_path,
     "from t5x.examples.t5 import network\n"
@@ -271,7 +271,7 @@ def test_a_model_of_ones_own(tmp_path):
 
 
 def test_files_that_lie_beside_it_come_before_those_known(tmp_path):
-  """Found from the folders above, as T5X finds them; what stands further down counts, an include's place too."""
+  """Files in parent folders come first, as in T5X; later bindings win, also over an include."""
   write(tmp_path, "t5x/examples/t5/t5_1_1/base.gin", "T5Config.emb_dim = 24\nT5Config.mlp_dim = 48\nMIDDLE = 3\n")
   text = "T5Config.emb_dim = 12\ninclude 't5x/examples/t5/t5_1_1/base.gin'\nT5Config.mlp_dim = 60\n"
   config, notes = config_of(tmp_path, text, name="t5x/mine/runs/mine.gin")
@@ -280,13 +280,13 @@ def test_files_that_lie_beside_it_come_before_those_known(tmp_path):
 
 
 def test_what_is_included_takes_the_place_of_what_stands_above(tmp_path):
-  """Whoever wants another size says so below the include."""
+  """Bindings after an include override it."""
   config, _ = config_of(tmp_path, f"T5Config.emb_dim = 12\n{MODEL}T5Config.mlp_dim = 60\n")
   assert (config.model.embed_dim, config.model.mlp_dim) == (768, 60)
 
 
 def test_scopes(tmp_path):
-  """A parameter without a scope is that of all scopes that have none of their own."""
+  """A parameter without a scope applies to all scopes without their own binding."""
   config, _ = config_of(
     tmp_path, "DatasetConfig.batch_size = 3\ntrain/DatasetConfig.batch_size = 5\nDatasetConfig.split = 'some'\n"
   )
@@ -314,7 +314,7 @@ def test_the_mesh(tmp_path):
   assert config.mesh.tensor == 4
 
 
-# ---- What cannot be said ---------------------------------------------------------------------------------------------
+# ---- No counterpart --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,8 @@ def test_the_mesh(tmp_path):
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\n",
       "mine.gin:3: train/DatasetConfig.mixture_or_task_name = 'mine': t2t registers no such mixture; import the"
-      " module that registers it in the gin file, or give --config.data.task_modules=MODULE. Of T5X's mixtures it has c4_v220_",
+      " module that registers it in the gin file, or give --config.data.task_modules=MODULE. Of T5X's mixtures it"
+      " has c4_v220_",
     ),
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\nimport gone_away.tasks\n",
@@ -396,7 +397,7 @@ def test_the_mesh(tmp_path):
   ],
 )
 def test_what_would_change_the_result_is_refused(text, words, tmp_path):
-  """With its line, and what would do; the rest is in the config all the same."""
+  """The message contains the line and an alternative; the config has the other settings."""
   config_of(tmp_path, text)
   notes = notes_of(tmp_path, text)
   assert [refused for note, refused in notes.items() if words.format() in note] == [True], "\n".join(notes)
@@ -429,7 +430,7 @@ def test_what_would_change_the_result_is_refused(text, words, tmp_path):
   ],
 )
 def test_what_changes_nothing_is_told(text, words, tmp_path):
-  """With its line, what it means to T5X, and why it is left out."""
+  """The message contains the line, the meaning in T5X, and the reason."""
   notes = notes_of(tmp_path, PRETRAIN + text.replace("train/DatasetConfig", "train/utils.DatasetConfig"))
   assert [refused for note, refused in notes.items() if words in note] == [False], "\n".join(notes)
 
@@ -457,7 +458,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize("name", list(gin_names.MIXTURES))
 def test_mixtures_that_t2t_has_under_another_name(name):
-  """They are registered by the module that the config names."""
+  """The config's module registers them."""
   from t2t.data import task_resolution
 
   ours, module = gin_names.MIXTURES[name]
