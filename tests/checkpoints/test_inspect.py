@@ -101,7 +101,7 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   """The last, the best by each metric, and the newest intact step; needs --yes without a terminal."""
   directory = epath.Path(workdir / "checkpoints")
   code, _, error = run(capsys, "prune", workdir, "--keep", 1)
-  assert code == 2 and "would delete 30 (" in error and "give --yes" in error
+  assert code == 2 and "would delete 30 (" in error and "Give --yes" in error
   assert verify.steps(directory) == [10, 20, 30, 40]
   test_verify.flip(largest(workdir, 40))
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("nothing to delete")

@@ -83,7 +83,7 @@ def test_what_a_step_was_measured_at_is_read_again(tmp_path, monkeypatch):
   checkpoints = reopened(tmp_path)
   assert checkpoints.metrics() == {5: {"loss": 0.25}} and left == [0]
   left[0] = 3
-  with pytest.raises(UserError, match="metrics/metrics: cannot be read .the bucket is away., however often"):
+  with pytest.raises(UserError, match="metrics/metrics: cannot be read .the bucket is away. after several attempts"):
     checkpoints.was_measured(5)
 
 

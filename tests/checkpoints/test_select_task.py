@@ -96,7 +96,7 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
+    (("--input", "in.txt"), "--task is missing: .*has task-specific parameters.* one of: poems, news"),
     (("--input", "in.txt", "--task", "poem"), "--task poem: none of the tasks .* poems, news; did you mean poems"),
     (("--input", "in.jsonl"), "line 1: says no 'adapter', and the model by itself cannot be asked; .* poems, news"),
     (("--input", "named.jsonl"), "adapter 'poem': there is none of that name; .* poems, news; did you mean poem"),

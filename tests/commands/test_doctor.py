@@ -35,7 +35,7 @@ def test_what_is_amiss_is_exit_code_1(capsys, monkeypatch):
   said = capsys.readouterr().out
   assert "JAX cannot start: libcudart.so: no such file" in " ".join(said.split())
   assert "ok: works   -: absent, fine unless you need it   !: needs a fix" in said.splitlines()
-  assert "to mend: devices, " in said and "disk, here" in said.splitlines()[-1]
+  assert "to fix: devices, " in said and "disk, here" in said.splitlines()[-1]
 
 
 def test_a_device_that_is_held_is_not_waited_for(monkeypatch):

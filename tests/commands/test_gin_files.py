@@ -283,9 +283,9 @@ def test_a_key_settles_what_is_refused(tmp_path):
   ("argv", "words"),
   [
     (["--gin_file=gone.gin"], "--gin_file gone.gin: no such file in {cwd}, nor among T5X's"),
-    (["--gin_file=gone.gin", "--gin_search_paths=/a,/b"], "looked in {cwd}, /a, /b, and"),
+    (["--gin_file=gone.gin", "--gin_search_paths=/a,/b"], "no such file in {cwd}, /a, /b, nor among"),
     (["--gin.A=1"], "--gin.A=1: binds a name of a gin file. Give --gin_file FILE with it"),
-    (["--gin_file=x.gin", "--config=tiny"], "--config, --gin_file x.gin: give one"),
+    (["--gin_file=x.gin", "--config=tiny"], "--config and --gin_file x.gin exclude each other. Give one of them"),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: unused in this run"),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "nearest: TRAIN_STEPS"),
     (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR=runs/x"], "--gin.MODEL_DIR='\"runs/x\"'"),
@@ -308,7 +308,7 @@ def test_a_key_settles_what_is_refused(tmp_path):
       "MODEL is required by T5X. Give --gin.MODEL=VALUE; add one",
     ),
     (["--gin_file={bad}/include.gin"], "include.gin:2: include 'gone/away.gin': no such file in {cwd}, {bad}, "),
-    (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: not gin: ')' closes nothing"),
+    (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: is not gin: ')' has no opening bracket"),
     (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: not gin"),
     (
       ["--gin_file={tiny}/tiny_pretrain.gin", "--run_mode=eval"],

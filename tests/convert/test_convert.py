@@ -248,7 +248,7 @@ def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
     convert(tmp_path, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
   assert stopped.value.code == 2
   assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
-  with pytest.raises(UserError, match="--extra_ids -1: must be at least 0"):
+  with pytest.raises(UserError, match="--extra_ids -1: is negative. Give 0 or more"):
     vocab_override.give(_with_rows(40), str(letters), extra_ids=-1)
 
 
@@ -282,7 +282,7 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
   before = set(threading.enumerate())
   code, said = convert(t5x_folder, tmp_path / "out", "--to", target)
   assert code == 2
-  assert str(chunk.parent) in said and "copy the checkpoint again" in said
+  assert str(chunk.parent) in said and "Copy the checkpoint again" in said
   assert sorted(path.name for path in tmp_path.iterdir()) == ["t5x"]
   assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
 
@@ -296,12 +296,12 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
     ([], "the checkpoint and the output folder are missing"),
     (["{hf}"], "the output folder is missing"),
     (["{hf}", "{out}", "{out}"], "{out}: too many paths. Give one checkpoint and one output folder"),
-    (["--from=torch", "{hf}", "{out}"], "--from torch: known are hf, peft, t5x, t2t"),
+    (["--from=torch", "{hf}", "{out}"], "--from torch: unknown kind. Give one of: hf, peft, t5x, t2t"),
     (["--from=t5", "{hf}", "{out}"], "did you mean t5x?"),
     (["--from", "{hf}", "--to", "{out}"], "unknown kind. Give one of: hf, peft, t5x, t2t. A path follows the kind"),
-    (["--to=flax", "{hf}", "{out}"], "--to flax: known are"),
+    (["--to=flax", "{hf}", "{out}"], "--to flax: unknown kind. Give one of:"),
     (["--to=t5x", "{hf}", "{out}"], "t2t cannot write T5X checkpoints"),
-    (["--from=t5x", "{hf}", "{out}"], "--from t5x {hf}: is a Hugging Face folder; give --from hf, or leave it out"),
+    (["--from=t5x", "{hf}", "{out}"], "--from t5x {hf}: is a Hugging Face folder. Give --from hf, or leave --from out"),
     (["--from=t5x", "{empty}", "{out}"], "{empty}: no T5X checkpoint; looked for"),
     (["--from=hf", "{empty}", "{out}"], "{empty}: contains no config.json"),
     (["--from=t2t", "{empty}", "{out}"], "{empty}: no checkpoint; looked for"),
@@ -315,9 +315,9 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
     (["{t2t}", "--to=t2t", "{out}"], "is a t2t checkpoint already"),
     (["{hf}", "{out}", "--dtype=bfloat16"], "--dtype bfloat16: applies only to --to hf"),
     (["{hf}", "{out}", "--max_shard_size=1GB"], "--max_shard_size 1GB: applies only to --to hf"),
-    (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much: must be a number of bytes"),
-    (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1: must be a number of bytes"),
-    (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: known are float32"),
+    (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much: is not a number of bytes"),
+    (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1: is not a number of bytes"),
+    (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: unknown. Give one of: float32"),
     (["--gin=a.gin", "{hf}", "{out}"], "--gin_file a.gin: prints a config and converts no checkpoint"),
     (["--gin={empty}/a.gin"], "--gin_file {empty}/a.gin: no such file"),
   ],

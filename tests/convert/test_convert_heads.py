@@ -173,14 +173,15 @@ REFUSED = {
   "classes in another order": (
     with_heads(dataclasses.replace(NSP, labels=("random", "next"))),
     "",
-    r"nsp has labels=\('random', 'next'\) \(theirs \('next', 'random'\)\)",
+    r"nsp has labels=\('random', 'next'\) \(transformers \('next', 'random'\)\)",
   ),
   "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: transformers supports one. Select it with --head"),
-  "no such head": (with_heads(NLI), "nil", "no head 'nil': there are nli; did you mean nli?"),
+  "no such head": (with_heads(NLI), "nil", "no head 'nil', only nli; did you mean nli?"),
   "another reading": (
     with_heads(dataclasses.replace(NLI, reads="mean")),
     "",
-    r"nli has reads='mean' \(theirs 'first'\); --head vocabulary writes the rest; .*t2t vocab train --type wordpiece",
+    r"nli has reads='mean' \(transformers 'first'\); --head vocabulary writes the rest; .*t2t vocab train --type"
+    " wordpiece",
   ),
   "vectors by name": (
     with_heads(HeadConfig("text", 5, "vector")),
@@ -190,9 +191,9 @@ REFUSED = {
   "a mix of layers": (
     with_heads(dataclasses.replace(NLI, layers="mix"), tokens=False),
     "",
-    r"nli has layers='mix' \(theirs 'last'\)$",
+    r"nli has layers='mix' \(transformers 'last'\)$",
   ),
-  "a bias": (with_heads(NLI, of=GPT2), "", r"nli has bias=True \(theirs False\)"),
+  "a bias": (with_heads(NLI, of=GPT2), "", r"nli has bias=True \(transformers False\)"),
   "a kind": (
     with_heads(HeadConfig("copa", 1, "choice"), of=GPT2),
     "",

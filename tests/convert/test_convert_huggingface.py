@@ -148,7 +148,7 @@ def test_half_precision_is_what_is_asked_for(tmp_path):
   params["encoder/layers/mlp/down"][1, 2, 3] = -70_000.0
   with pytest.raises(UserError, match=r"has values beyond 65,504"):
     huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "negative"), dtype="float16")
-  with pytest.raises(UserError, match="--dtype int8: known are float32, bfloat16, float16"):
+  with pytest.raises(UserError, match="--dtype int8: unknown. Give one of: float32, bfloat16, float16"):
     huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "int8"), dtype="int8")
   assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
 
@@ -407,14 +407,14 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
     ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj='gated-relu'"),
     ("t5", {"dense_act_fn": "mish"}, "dense_act_fn='mish'"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "nor partial"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "or partial"),
     ("llama", _BASES, r"rope_parameters.rope_theta=10000 and rope_theta=500000: transformers 4 and 5 read different"),
     (
       "mistral",
       {"rope_scaling": {"rope_theta": 7e3}, "rope_theta": 1e4},
       "rope_scaling.rope_theta=7000 and rope_theta",
     ),
-    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "neither rescaled"),
+    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "does not support rescaled"),
     ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
     ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
     ("llama", {"mlp_bias": True}, "mlp_bias=True"),
@@ -458,7 +458,7 @@ def test_bases_of_rotary_positions_wherever_they_stand():
 @pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
 def test_a_model_that_t2t_could_not_be_says_which_part(name):
   """The message is specific, not only about an unknown name."""
-  with pytest.raises(UserError, match=f"model_type='{name}': (its|has) .*t2t"):
+  with pytest.raises(UserError, match=f"model_type='{name}': (its|includes) .*t2t"):
     settings_lib.family({"model_type": name}, "there")
 
 
@@ -559,9 +559,9 @@ def test_a_tensor_of_another_shape(folder):
 def test_a_model_that_t2t_does_not_know(folder):
   """The message lists the supported models, and the nearest."""
   edit(folder / "config.json", model_type="lama")
-  refused(folder, "model_type='lama': t2t reads t5, mt5, bart, bert,", "did you mean llama?")
+  refused(folder, "model_type='lama': unsupported. t2t reads t5, mt5, bart, bert,", "did you mean llama?")
   edit(folder / "config.json", model_type="t5", feed_forward_proj="gated-mish")
-  refused(folder, "config.json: feed_forward_proj='gated-mish': t2t knows relu, gelu")
+  refused(folder, "config.json: feed_forward_proj='gated-mish': t2t supports relu, gelu")
 
 
 def test_a_value_that_t2t_cannot_compute(tmp_path):
@@ -571,7 +571,7 @@ def test_a_value_that_t2t_cannot_compute(tmp_path):
   edit(tmp_path / "llama" / "config.json", rope_parameters=rope)
   refused(tmp_path / "llama", "rope_parameters=", "t2t does not support rescaled (as in Llama 3.1)")
   edit(tmp_path / "llama" / "config.json", rope_parameters=None, attention_bias=True)
-  refused(tmp_path / "llama", "attention_bias=True: t2t's model has False")
+  refused(tmp_path / "llama", "attention_bias=True: t2t supports only False")
 
 
 @pytest.mark.parametrize("length", [0, 5, 8, 100, -1])
@@ -596,7 +596,9 @@ def test_weights_that_were_quantised(folder):
   path = folder / "model.safetensors"
   content = path.read_bytes()
   path.write_bytes(content.replace(b'"F32"', b'"I32"'))
-  with pytest.raises(UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. A quantised"):
+  with pytest.raises(
+    UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. Convert a quantized"
+  ):
     huggingface.open_foreign(str(folder)).tensors["embed/table"].read()
 
 
@@ -633,7 +635,9 @@ def test_an_index_that_does_not_hold(tmp_path):
   refused(path, "model.safetensors.index.json refers to '../theirs.safetensors', which is not a file of this folder")
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
   (path / "model-00002-of-00002.safetensors").unlink()
-  refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
+  refused(
+    path, "model.safetensors.index.json refers to 2 files, but these are missing: model-00002-of-00002.safetensors"
+  )
   edit(path / "model.safetensors.index.json", weight_map=None)
   refused(path, "model.safetensors.index.json: has no weight_map")
 
@@ -664,7 +668,7 @@ def test_two_matrices_where_the_config_has_one(tmp_path):
   shutil.copytree(GOLDEN / "t5", path)
   other = {"lm_head.weight": np.ones((41, 6), np.float32)}
   rewrite(path, lambda found: found | other)
-  refused(path, "lm_head.weight is another matrix")
+  refused(path, "lm_head.weight differs from shared.weight")
   rewrite(path, lambda found: found | {"lm_head.weight": found["shared.weight"]})
   assert huggingface.open_foreign(str(path)).model.tied_logits
   path = tmp_path / "gpt2"
@@ -771,7 +775,7 @@ def test_a_vocabulary_and_its_rows(tmp_path):
   refused(path, "tokenizer_config.json: cannot be read as JSON")
   (path / "tokenizer_config.json").unlink()
   (path / "spiece.model").write_bytes(b"no model")
-  refused(path, "spiece.model: not a SentencePiece model")
+  refused(path, "spiece.model: is not a SentencePiece model")
 
 
 @pytest.mark.parametrize("extra_ids", [0, 5])
@@ -826,12 +830,13 @@ def test_names_that_older_versions_gave(tmp_path):
 def test_a_model_that_transformers_does_not_have(tmp_path):
   """The message contains the differing fields."""
   for config, reason in (
-    (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(theirs 'relative'\)"),
+    (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(transformers 'relative'\)"),
     (
       toy.KINDS["prefix_lm"],
-      r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
+      r"gpt2: .*='gated_gelu': transformers supports gelu, gelu_tanh, relu"
+      r"\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
     ),
-    (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(theirs False\)"),
+    (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(transformers False\)"),
     (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales tied logits"),
   ):
     with pytest.raises(UserError, match=f"memory: no model of transformers that t2t writes(.|\n)*{reason}"):
@@ -853,7 +858,10 @@ def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
     save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(tmp_path / "out"), advance=advance)
   assert not list(tmp_path.iterdir())
   if isinstance(error, OSError):
-    assert str(found.value) == f"{tmp_path}/out: the disk became full during the write, and nothing was kept"
+    assert str(found.value) == (
+      f"{tmp_path}/out: the disk became full during the write, and nothing was kept. Free some space, or give a folder"
+      " on another disk."
+    )
 
 
 def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):

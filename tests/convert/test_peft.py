@@ -207,7 +207,7 @@ def test_what_means_something_else_there_is_not_written(kind, fields, adapters, 
   [
     (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': is not a whole number of at least 1"),
     (0, {"num_virtual_tokens": 6}, r"prompt_embeddings: expected \[6, 16\], found \[5, 16\]"),
-    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': must be 1 or 2"),
+    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': is neither 1 nor 2"),
     (
       2,
       {"num_transformer_submodules": 1},
@@ -291,11 +291,11 @@ def spoil(folder, **fields):
   ("fields", "message"),
   [
     ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora does not support it"),
-    ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora has nothing'),
-    ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora has nothing"),
-    ({"bias": "all"}, 'bias="all": config.lora has nothing'),
-    ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora has nothing'),
-    ({"invented_later": 0.5}, "invented_later=0.5: config.lora has nothing"),
+    ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora does not support'),
+    ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora does not support"),
+    ({"bias": "all"}, 'bias="all": config.lora does not support'),
+    ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora does not support'),
+    ({"invented_later": 0.5}, "invented_later=0.5: config.lora does not support"),
     ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA, IA3"),
     ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
     (

@@ -80,7 +80,7 @@ def test_headers_that_are_none(folder):
   head, body = header(path)
   again = json.dumps(head)[:-1].encode() + f', "{W}": {json.dumps(head[W])}}}'.encode()
   for content, words in (
-    ((2**60).to_bytes(8, "little") + b"{}", "cut off"),
+    ((2**60).to_bytes(8, "little") + b"{}", "is truncated"),
     (b'{"a":' * 50_000, "not valid safetensors"),
     (again, "a name occurs twice"),
     (b"{}", "after the last tensor belong to none"),

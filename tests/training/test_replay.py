@@ -52,7 +52,7 @@ def test_another_loss_than_the_one_recorded_is_told(run, tmp_path, capsys):
   changed = [row | {"train/loss": row["train/loss"] + 1} if "train/loss" in row else row for row in rows]
   (other / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
   assert command.main(["replay", str(other), "--step", "4", "--rows", "0"]) == 1
-  assert "another by -1" in capsys.readouterr().out
+  assert "differs by -1" in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive
