@@ -66,7 +66,7 @@ def test_verify_reads_every_file(workdir, capsys):
   assert "1 of 4 damaged" in error
   assert run(capsys, "verify", workdir, "--step", 40)[0] == 0
   code, _, error = run(capsys, "verify", workdir, "--step", 50)
-  assert code == 2 and "there are 10, 20, 30, 40" in error
+  assert code == 2 and "Give one of: 10, 20, 30, 40" in error
   assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # read-only
 
 

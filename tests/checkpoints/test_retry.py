@@ -168,7 +168,7 @@ def test_of_several_processes_none_tries_again(tmp_path, monkeypatch):
   def train(argv):
     retry.Patience(epath.Path(tmp_path), 1e9).failed(5, OSError("disk is full [source locations='a'"), alone=False)
 
-  with pytest.raises(UserError, match="step 5 could not be saved .disk is full.*the same command goes on"):
+  with pytest.raises(UserError, match="step 5 could not be saved .disk is full.*the same command resumes"):
     train([])
   monkeypatch.setattr("t2t.commands.train.main", train)
   assert command.main(["train"]) == exit_codes.LOST and exit_codes.goes_on(exit_codes.LOST)

@@ -207,7 +207,9 @@ def test_what_cannot_be_read_for_a_while_is_not_damaged(name, workdir, monkeypat
   verify.set_aside(epath.Path(workdir / "checkpoints"))
   assert next(failures, None) is None
   failures = iter([True] * 20)
-  with pytest.raises(UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error., however often"):
+  with pytest.raises(
+    UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error. after several attempts"
+  ):
     verify.set_aside(epath.Path(workdir / "checkpoints"))
   assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30]
 
@@ -247,7 +249,7 @@ def test_arrays_of_an_older_step_that_are_cut_off_are_one_error(workdir):
   for path in (workdir / "checkpoints" / "30" / "state").rglob("d/*"):
     path.write_bytes(path.read_bytes()[:-40])
   opened = test_manager.reopened(workdir)
-  with pytest.raises(UserError, match="checkpoints/30: cannot be read .*move it away"):
+  with pytest.raises(UserError, match="checkpoints/30: cannot be read .*Move it away"):
     opened.restore(30, test_manager.abstract(test_manager.make_state()), ())
   opened.close()
 
@@ -272,7 +274,7 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
   flip(largest)
   params = test_manager.abstract(test_manager.make_state().params)
   for path in (workdir, checkpoints / "30"):
-    with pytest.raises(UserError, match=r"(?s)checkpoint is damaged:\n  state/.*there are 10, 20"):
+    with pytest.raises(UserError, match=r"(?s)checkpoint is damaged:\n  state/.*Give another step .10, 20"):
       restore.checkpoint_folder(str(path))
   monkeypatch.setattr(verify, "_SMALL", 0)
   assert restore.checkpoint_folder(str(workdir)).name == "30"

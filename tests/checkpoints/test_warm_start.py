@@ -309,7 +309,7 @@ WRONG = {
     dict(rows=("zzz",)),
     ["config.init.resize: 'zzz'", "there are embed, encoder, head, "],
   ),
-  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is no regular expression"]),
+  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is not a regular expression"]),
   "no such part there": (
     moved(),
     dict(parts=("encodr=encoder",)),
@@ -407,8 +407,10 @@ def test_what_begins_fresh_is_trained():
   assert taken.fresh_in({"embed": {"table": shape(3, 4)}}) == []
   config = records(load_config("tiny"))
   adapted = dataclasses.replace(config, sections={"lora": LoraConfig()})
-  with pytest.raises(UserError, match=r"embed/table \(and 1 more\) begins fresh.*: add embed/table to config.lora"):
+  with pytest.raises(
+    UserError, match=r"embed/table \(and 1 more\) is initialized at random.*, add embed/table to config.lora"
+  ):
     from_checkpoint._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
-  with pytest.raises(UserError, match="down begins fresh, .* take it out of config.train.freeze"):
+  with pytest.raises(UserError, match="down is initialized at random, .* take it out of config.train.freeze"):
     from_checkpoint._check_trained(["down"], config.with_(train={"freeze": ("down",)}))
   from_checkpoint._check_trained(["heads/nli/pooler"], config)

@@ -289,10 +289,13 @@ def test_a_key_settles_what_is_refused(tmp_path):
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: unused in this run"),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "nearest: TRAIN_STEPS"),
     (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR=runs/x"], "--gin.MODEL_DIR='\"runs/x\"'"),
-    (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR"], "--gin.MODEL_DIR: give --gin.NAME=VALUE"),
+    (
+      ["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR"],
+      "--gin.MODEL_DIR: has no value. Give --gin.NAME=VALUE",
+    ),
     (
       flags("{tiny}/tiny_pretrain.gin", **{"train.eval_perod": 3}),
-      "no parameter eval_perod of train; nearest: eval_period",
+      "unknown parameter eval_perod of train; t2t has no counterpart; nearest: eval_period",
     ),
     (
       ["--gin_file={tiny}/tiny_model.gin"],
@@ -309,14 +312,14 @@ def test_a_key_settles_what_is_refused(tmp_path):
     ),
     (["--gin_file={bad}/include.gin"], "include.gin:2: include 'gone/away.gin': no such file in {cwd}, {bad}, "),
     (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: is not gin: ')' has no opening bracket"),
-    (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: not gin"),
+    (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: is not gin"),
     (
       ["--gin_file={tiny}/tiny_pretrain.gin", "--run_mode=eval"],
       "--run_mode=eval: this T5X flag has another name in t2t",
     ),
     (
       flags("{tiny}/tiny_finetune.gin", INITIAL_CHECKPOINT_PATH="c", **{"RestoreCheckpointConfig.mode": "latest"}),
-      "name it",
+      "give its path",
     ),
     (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; use `t2t convert --to hf`"),
   ],

@@ -526,7 +526,7 @@ def test_what_a_mixture_showed():
   ends, said = asked("nothing_like_it", docs)
   assert not ends and "nothing_like_it: no task or mixture of that name" in said
   ends, said = prompt_builder.ends_prompts(trained_on(inputs_length=64))
-  assert not ends and "does not say what it was trained on" in said
+  assert not ends and "does not record its training data" in said
 
 
 def test_missing_options(capsys):

@@ -296,19 +296,19 @@ def spoil(folder, **fields):
     ({"bias": "all"}, 'bias="all": config.lora does not support'),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora does not support'),
     ({"invented_later": 0.5}, "invented_later=0.5: config.lora does not support"),
-    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA, IA3"),
-    ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
+    ({"peft_type": "BOFT"}, "peft_type='BOFT': unsupported; t2t reads LORA, IA3"),
+    ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': unsupported; t2t reads CAUSAL_LM"),
     (
       {"task_type": "CAUSAL_LM"},
       "task_type='CAUSAL_LM': does not fit BASE, which is encoder-decoder: its task type is SEQ_2_SEQ_LM",
     ),
     ({"r": 0}, "r=0: is not a whole number of at least 1"),
-    ({"r": True}, "r='True': must be a number"),
-    ({"lora_dropout": 1.0}, "lora_dropout=1.0: must be at least 0 and below 1"),
+    ({"r": True}, "r='True': is not a number"),
+    ({"lora_dropout": 1.0}, "lora_dropout=1.0: is not at least 0 and below 1"),
     ({"use_dora": "yes"}, "use_dora='yes': is neither true nor false"),
     ({"use_dora": True}, "q.lora_magnitude_vector: missing"),
     ({"r": 5}, r"q.lora_A.weight: expected \[5, 16\], found \[2, 16\]"),
-    ({"lora_alpha": "16"}, "lora_alpha='16': must be a number"),
+    ({"lora_alpha": "16"}, "lora_alpha='16': is not a number"),
   ],
 )
 def test_a_field_that_says_what_t2t_cannot_is_named(fields, message, tmp_path):
@@ -335,7 +335,7 @@ NAME = "base_model.model.encoder.block.{}.layer.0.SelfAttention.q.lora_{}.weight
     ),
     (
       lambda found: [found.pop(NAME.format(1, part)) for part in "AB"],
-      "adapts .*block.0.layer.0.SelfAttention.q and not .*block.1.layer.0.SelfAttention.q; t2t adapts .* all layers",
+      "adapts .*block.0.layer.0.SelfAttention.q, but not .*block.1.layer.0.SelfAttention.q; t2t adapts .* all layers",
     ),
   ],
 )

@@ -413,7 +413,7 @@ def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path,
   assert message in capsys.readouterr().err
   assert command.main([*train, folder, "--config.train.steps=2"]) == 0
   error = capsys.readouterr().err
-  assert "resuming from step 1" in error and "with another config.data" not in error
+  assert "resuming from step 1" in error and "changed config.data" not in error
   evaluated = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", folder, "--config.eval.tasks=cb"]
   assert command.main([*evaluated, "--config.data.inputs_length=40", "--config.data.targets_length=16"]) == 0
   typo = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", "--config.data.benchmark_dirs.superglu=x"]
