@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     '  span    {"question": "...", "context": "..."}, in windows if it is long\n'
     '          "prediction": "Ann Lee", "start": 0, "end": 7, "probability": 0.8,\n'
     '          "best": the five likeliest; if questions may have no answer, "null":\n'
-    '          0.1 is its probability, and "prediction" is "" if that is the likeliest',
+    '          0.1 is its probability, and "prediction" is "" if it is likeliest',
     epilog="examples:\n"
     "  t2t infer --checkpoint runs/tiny --input questions.txt --output out.jsonl\n"
     "  t2t infer --checkpoint runs/tiny/checkpoints/500 --beam 4 \\\n"

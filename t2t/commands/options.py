@@ -155,7 +155,7 @@ def parse(
   elif options.config is None:
     if named := set(arguments) & set(config_names()):
       raise UserError(f"--config is missing; did you mean --config {min(named)}?")
-    raise UserError(f"--config is missing. Give a .py file, or one of these (see --help):\n{families()}")
+    raise UserError(f"--config is missing. Give a .py file or one of these (--help):\n{families()}")
   else:
     config = overridden(options.config, arguments, prepare=prepare)
   check_of_files(config, arguments)

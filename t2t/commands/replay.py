@@ -19,8 +19,8 @@ _DESCRIPTION = """\
 Repeats one step of a run: restores the newest intact checkpoint before it and
 the position in the data, trains up to the step, and prints the recorded and the
 new loss, the texts of the batch, and the first operation with a NaN or Inf, if
-there is one. Writes nothing to RUN. Exit code 1 if the loss is not bit-identical
-to the recorded one."""
+there is one. Writes nothing to RUN. Exit code 1 if the loss is not
+bit-identical to the recorded one."""
 _EXAMPLES = """\
 examples:
   t2t replay runs/looked_at --step 4

@@ -390,8 +390,8 @@ def main(argv: list[str]) -> int:
     return 0
   parser = _parser(
     "t2t tasks",
-    "Lists the registered tasks and mixtures; `t2t tasks show NAME` shows the examples\n"
-    "of one (`t2t tasks show --help`).",
+    "Lists the registered tasks and mixtures; `t2t tasks show NAME` shows the\n"
+    "examples of one (`t2t tasks show --help`).",
     "examples:\n  t2t tasks\n  t2t tasks masked\n  t2t tasks 'docs_*lm' --task_modules my_tasks.py\n",
     "t2t tasks [PATTERN] [options]\n       t2t tasks show [NAME] [options]",
   )

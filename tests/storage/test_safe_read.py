@@ -48,15 +48,15 @@ def write(path: pathlib.Path, head, body: bytes) -> None:
 # ---- Safetensors -----------------------------------------------------------------------------------------------------
 
 BAD_ENTRIES = {
-  "negative offsets": ({"data_offsets": [-2568, -8]}, "no list of sizes"),
-  "offsets that are no numbers": ({"data_offsets": [0.0, 2560.0]}, "no list of sizes"),
+  "negative offsets": ({"data_offsets": [-2568, -8]}, "not a list of sizes"),
+  "offsets that are no numbers": ({"data_offsets": [0.0, 2560.0]}, "not a list of sizes"),
   "offsets that overlap": ({"data_offsets": [64, 2624]}, "by their offsets"),
-  "a dtype that is none": ({"dtype": "F99"}, "of dtype 'F99'; known are"),
-  "a dtype that is a list": ({"dtype": ["F32"]}, "of dtype"),
+  "a dtype that is none": ({"dtype": "F99"}, "unknown dtype 'F99'; known are"),
+  "a dtype that is a list": ({"dtype": ["F32"]}, "unknown dtype"),
   "a shape that is not the length": ({"shape": [41, 16]}, "which does not match its offsets"),
-  "a negative shape": ({"shape": [-40, -16]}, "no list of sizes"),
-  "a shape in letters": ({"shape": "ab"}, "no list of sizes"),
-  "many dimensions": ({"shape": [1] * 1000 + [40, 16]}, "no list of sizes"),
+  "a negative shape": ({"shape": [-40, -16]}, "not a list of sizes"),
+  "a shape in letters": ({"shape": "ab"}, "not a list of sizes"),
+  "many dimensions": ({"shape": [1] * 1000 + [40, 16]}, "not a list of sizes"),
   "an end without end": ({"data_offsets": [0, 2**62]}, "which does not match its offsets"),
 }
 

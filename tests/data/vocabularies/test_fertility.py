@@ -138,7 +138,7 @@ def test_the_docstrings_examples():
     (["train"], "--input: give either --input GLOBS or LANGUAGE=GLOBS for each language"),
     (["train", "--input", "x", "en=x"], "give either --input GLOBS or LANGUAGE=GLOBS"),
     (["train", "--input", "x", "--alpha", "0.3"], "--alpha 0.3: needs several LANGUAGE=GLOBS"),
-    (["train", "en=x", "--alpha", "1.5"], "--alpha 1.5: must be from 0"),
+    (["train", "en=x", "--alpha", "1.5"], "--alpha 1.5: is not between 0"),
     (["train", "en"], "en: is not LANGUAGE=GLOBS"),
     (["report", "--vocabulary=bytes", "en=a.txt", "en=b.txt"], "en=b.txt: the language en occurs twice"),
     (["report", "--vocabulary=bytes", "en=nothing.txt"], "en: no file matches nothing.txt"),

@@ -32,7 +32,7 @@ def test_sentencepiece(tmp_path, capsys):
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
   assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
-  with pytest.raises(UserError, match="exists already.*--overwrite"):
+  with pytest.raises(UserError, match="exists. .*--overwrite"):
     vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
@@ -92,7 +92,7 @@ def test_wordpiece(tmp_path, capsys):
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
   assert vocabulary.vocab_size == 130 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert vocabulary.encode("THE FÓX") == vocabulary.encode("the fox")
-  with pytest.raises(UserError, match="exists already.*--overwrite"):
+  with pytest.raises(UserError, match="exists. .*--overwrite"):
     vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
