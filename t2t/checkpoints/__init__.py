@@ -1,1 +1,1 @@
-"""What is kept of a run, and where a model's parameters come from."""
+"""Checkpoints: saving, restoring, verification, and initialization of parameters."""

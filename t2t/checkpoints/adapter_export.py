@@ -1,4 +1,4 @@
-"""Adapters without what they lie on top of: taken out of a run for another format, and put down as one."""
+"""Export of adapters without their base model, and import of adapters as runs."""
 
 import dataclasses
 from typing import Any
@@ -15,33 +15,34 @@ from t2t.storage import gcs
 
 
 def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-  """What an adapter's run trained, and what it lies on top of, to be read one by one.
+  """Returns the trained parameters of an adapter's run and the parameters of its base, as lazy tensors.
 
   Returns:
     Path in the adapted model -> parameter; path in the base -> parameter.
 
   Raises:
-    UserError: its checkpoint has no adapter, or is damaged; or it is not on top of what it was.
+    UserError: the checkpoint has no adapter, is damaged, or its base has changed.
   """
   if not source.adapters:
-    raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
+    raise UserError(f"{where}{source.path}: the model has no adapter. Give --to hf, which writes the whole model.")
   adapter_tensors, frozen, _ = tensor_writer.saved(source, where)
   below = frozen | tensor_writer.of_base(source)
-  places: Any = {path: adapters_lib.base_path(path, source.adapters) for path in below}  # of none that was added
+  # not None: no parameter in `below` was added
+  places: Any = {path: adapters_lib.base_path(path, source.adapters) for path in below}
   return adapter_tensors, {places[path]: tensor for path, tensor in below.items()}
 
 
 def base_folder(source: pretrained.Source) -> str:
-  """The folder of Hugging Face's that an adapter lies on top of; "": it is of another format."""
+  """Returns the Hugging Face folder of an adapter's base; "" if the base has another format."""
   below = pretrained.base_of(source) if source.base is not None else None
   return str(below.path) if below is not None and below.foreign is not None and below.foreign.kind == "hf" else ""
 
 
 def open_base(path: str, *, where: str) -> tuple[Foreign, str]:
-  """What an adapter of another format is put on top of, as parameters to be read one by one, and its `Source.part`.
+  """Opens the base of an adapter in another format; returns its parameters as lazy tensors, and its `Source.part`.
 
   Raises:
-    UserError: there is none, it cannot be read, or has an adapter that is to be merged first.
+    UserError: the base does not exist, cannot be read, or has an adapter that must be merged first.
   """
   source = pretrained.read_source(path, where=where)
   pretrained.check_may_be_base(source, where=f"{where}{path}")
@@ -56,19 +57,19 @@ def save(
   *,
   advance: atomic_output.Progress = lambda *_: None,
 ) -> Foreign:
-  """Writes a run of t2t's that has the adapter, and names its base with a digest of each of its arrays.
+  """Writes a t2t run with the adapter, which refers to its base by path and array digests.
 
   Args:
     adapter: see `peft.open_adapter`.
     base, part: see `open_base`.
-    out: a folder that is not there yet, or is empty.
+    out: a folder that does not exist or is empty.
     advance: see `atomic_output.Progress`.
 
   Returns:
-    What was written, as `tensor_writer.save` takes it.
+    The written parameters, as `tensor_writer.save` takes them.
 
   Raises:
-    UserError: the base has other parameters, there is something at `out`, or no space for it.
+    UserError: the base has other parameters, `out` is not empty, or the disk is full.
   """
   atomic_output.check(out, 0)
   section = adapters_lib.ADAPTERS[adapter.section]
@@ -94,20 +95,20 @@ def save(
   config: Any = tensor_writer.run_config(foreign, out)
   records: dict[str, Any] = adapters
   config |= {name: dataclasses.asdict(record) for name, record in records.items()}
-  # As a run that was started from it has it.
+  # Same keys as in a run that was initialized from the base.
   config["init"] |= {"checkpoint": base_location, "use_model_config": True}
   tensor_writer.save(foreign, out, config=config, base=base_record, advance=advance)
   return foreign
 
 
 def _of_head(base: Foreign, adapter: peft.PeftAdapter, path: str) -> Tensor:
-  """A parameter of the head that was not trained, of the base's head or of its pooler."""
+  """Returns an untrained parameter of the head, from the base's head or from its pooler."""
   head, name = adapter.model.heads[0], path.rpartition("/")[2]
   places = [f"heads/{base_head.name}/{name}" for base_head in base.model.heads if base_head.kind == head.kind]
   tensor = next((base.tensors[candidate] for candidate in places if candidate in base.tensors), base.pooler.get(name))
   if tensor is None:
     raise UserError(
-      f"{adapter.path}: neither it nor {base.path} has the head's {name}; give the base that it was trained on,"
-      " with its pooler"
+      f"{adapter.path}: neither it nor {base.path} contains {name} of the head. Give --base MODEL, the base that "
+      "it was trained on, with its pooler."
     )
   return tensor

@@ -1,4 +1,4 @@
-"""What a run is trained on top of is read where it lies, and is no part of what it saves: of adapters, and of EWC."""
+"""Restores runs with parameters that their checkpoints leave out: bases of adapters, and Fisher information of EWC."""
 
 import dataclasses
 
@@ -14,11 +14,11 @@ from t2t.training.train_state import TrainState
 
 
 def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = "") -> base_model_ref.Base:
-  """What a run that begins lies on top of: all that it took and does not train, but for heads, which are small.
+  """Returns the base of a new run: all taken parameters that it does not train, except heads, which are small.
 
   Args:
-    taken: what was read; not donated yet.
-    frozen: nested shapes of what is not trained.
+    taken: the parameters read; not donated yet.
+    frozen: nested shapes of the frozen parameters.
     workdir: of the run.
     name: of the checkpoint in config.init.others.
   """
@@ -42,18 +42,19 @@ def restore_step(
   config: Config,
   moved_to: str = "",
 ) -> tuple[TrainState, dict[str, bytes]]:
-  """`Checkpoints.restore`, and what steps leave out, which is read where it lies.
+  """Restores a step with `Checkpoints.restore`, and reads the parameters that the step leaves out from their
+  checkpoints.
 
-  Of an adapter that is what it lies on top of, which is noted for later steps; and of a run that is held by Fisher
-  information, that.
+  These are the base of an adapter, which later steps refer to at its current path, and the Fisher information of an EWC
+  run.
 
   Args:
     checkpoints, step, abstract, stream_names: see there.
     config: of the run.
-    moved_to: where that is now; "": where it was, or was found when the run began.
+    moved_to: current path of the base; "": its saved path, or the path found at the start of the run.
 
   Raises:
-    UserError: as there; or what is left out is gone, or another.
+    UserError: as there; or the base or the Fisher information is missing or has changed.
   """
   state, streams = _restore(checkpoints, step, abstract, stream_names, config=config, moved_to=moved_to)
   return fisher_store.restored(config, abstract, state), streams
@@ -88,7 +89,7 @@ def _restore(
   without_base = dataclasses.replace(abstract, frozen_params=saved_base.without(abstract.frozen_params))
   state, streams = checkpoints.restore(step, without_base, stream_names)
   frozen = flatten(abstract.frozen_params)
-  # Compared as they were, whatever they are kept in.
+  # Digests are of float32 values, whatever dtype the run keeps them in.
   as_float32 = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
   read = {}
   for base in saved_base.all_bases:
@@ -99,7 +100,7 @@ def _restore(
 
 
 def _moved(base: base_model_ref.Base, config: Config, workdir: epath.Path) -> str:
-  """Returns where config.init.others has a checkpoint that is not where it was; "": it is there."""
+  """Returns the path that config.init.others gives for a checkpoint that has moved; "" if it has not."""
   if base.places(workdir) or base.name not in config.init.others:
     return ""
   return config.init.others[base.name].checkpoint

@@ -1,7 +1,7 @@
-"""The model that an adapter's checkpoints are of: named by its path, and known by a digest of each of its arrays.
+"""Reference from an adapter's checkpoint to its base model: a path, and a digest of each array.
 
-An adapter's step holds what is trained alone.  What it was trained on top of is read where it lies, and compared: a few
-small matrices on top of another model would give nonsense without a word.
+A step of an adapter contains only the trained parameters.  The base is read from its own checkpoint and compared with
+the digests, because an adapter on another model gives wrong results without an error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class BaseEntry:
   """An array of the base.
 
   name: its path there.
-  shape: as the adapted model has it; of fewer rows than there it is the first of them.
+  shape: in the adapted model; if it has fewer rows than the base, they are the first ones.
   digest: see `digests`.
   """
 
@@ -38,14 +38,14 @@ class BaseEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """What a step lies on top of.
+  """The base of a step.
 
   path: of the checkpoint, absolute or gs://.
-  beside: the same seen from the workdir of the adapter, "" where there is no such way: both may have been moved.
+  beside: the path relative to the adapter's workdir, "" if there is none; it is valid if both were moved together.
   part: see `pretrained.Source`.
-  entries: path in the adapted model -> what it is of the base.
-  name: in config.init.others; "": of config.init.checkpoint, or of what is no run's.
-  others: further checkpoints that have frozen parameters of the step; these have no others themselves.
+  entries: path in the adapted model -> array of the base.
+  name: in config.init.others; "" for config.init.checkpoint, or outside a run.
+  others: further checkpoints with frozen parameters of the step; they have no `others`.
   """
 
   path: str
@@ -57,12 +57,11 @@ class Base:
 
   @classmethod
   def joined(cls, bases: Sequence["Base"]) -> "Base | None":
-    """Returns the first with the rest as its `others`; None for none."""
+    """Returns the first base with the rest as its `others`; None for an empty sequence."""
     return dataclasses.replace(bases[0], others=tuple(bases[1:])) if bases else None
 
   @property
   def all_bases(self) -> tuple["Base", ...]:
-    """The base without its `others`, and these."""
     return (dataclasses.replace(self, others=()), *self.others)
 
   @property
@@ -71,16 +70,16 @@ class Base:
     return frozenset(path for base in (self, *self.others) for path in base.entries)
 
   def to_dict(self) -> dict[str, object]:
-    """Returns what JSON has; empty keys are left out, as older versions wrote it."""
+    """Returns the JSON form; empty optional keys are left out, as in older versions."""
     values = dataclasses.asdict(self)
     return {key: value for key, value in values.items() if value or key not in ("name", "others")}
 
   @classmethod
   def from_dict(cls, values: Mapping[str, object], where: object) -> "Base":
-    """The inverse of `to_dict`.
+    """Parses the result of `to_dict`.
 
     Raises:
-      UserError: it is something else.
+      UserError: the values have another form.
     """
     saved: Mapping[str, Any] = values
     try:
@@ -93,57 +92,60 @@ class Base:
       path, beside, part = (str(values[key]) for key in ("path", "beside", "part"))
       return cls(path, beside, part, entries, name, other_bases)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-      raise UserError(f"{where}/{verify.BASE}: does not say what the checkpoint lies on top of ({error!r})") from error
+      raise UserError(
+        f"{where}/{verify.BASE}: is not a reference to a base model ({error!r}). Restore the file, or give another "
+        "step."
+      ) from error
 
   def places(self, workdir: epath.Path) -> list[str]:
-    """Where it is now: at its path, or as far from what lies on top of it as it was; [] where it is at neither."""
+    """Returns the existing paths of the base: the saved one, and the one relative to the workdir."""
     places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
     return [path for path in places if gcs.absolute(path).exists()]
 
   def locate(self, workdir: epath.Path) -> str:
-    """The first of `places`, of an adapter's workdir.
+    """Returns the first of `places` for an adapter's workdir.
 
     Raises:
       UserError: there is none.
     """
     if places := self.places(workdir):
       return places[0]
-    holds, key = f"what adapts the model of {self.path}", "init.checkpoint"
+    holds, key = f"an adapter of {self.path}", "init.checkpoint"
     if self.name:
-      holds, key = f"a model with frozen parts of {self.path}", f"init.others.{self.name}.checkpoint"
+      holds, key = f"a model with frozen parameters of {self.path}", f"init.others.{self.name}.checkpoint"
     raise UserError(
-      f"{workdir}: holds {holds}, which is not there any more; bring it back, or, if it is elsewhere, let the run go on"
-      f" from --config.{key}=PLACE: what it saves from then on names that"
+      f"{workdir}: contains {holds}, which no longer exists. Restore it, or resume the run with its new path, "
+      f"--config.{key}=PATH, which later steps then refer to."
     )
 
   def without(self, params: Params) -> Params:
-    """Nested parameters that are not of the base."""
+    """Returns nested parameters without the base's."""
     flat = flatten(params)
     base_paths = self.paths
     return unflatten({path: x for path, x in flat.items() if path not in base_paths})
 
-  def check(self, actual: Mapping[str, str], where: str, *, than: str = "the adapter was trained on") -> None:
+  def check(self, actual: Mapping[str, str], where: str, *, than: str = "that the adapter was trained on") -> None:
     """Compares digests.
 
     Args:
-      actual: path in the adapted model -> digest of what was read for it.
-      where: it was read from.
-      than: what the base is to what lies on top of it, for messages.
+      actual: path in the adapted model -> digest of the array read for it.
+      where: path that it was read from.
+      than: phrase that identifies the base in messages.
 
     Raises:
-      UserError: one is another; names the first.
+      UserError: a digest differs; the message contains the first.
     """
     wrong = [path for path, digest in actual.items() if digest != self.entries[path].digest]
     if wrong:
       more = f" (and {len(wrong) - 1} more of {len(actual)})" if len(wrong) > 1 else ""
       raise UserError(
-        f"{where}: is another model than {than}, which lay at {self.path}: {wrong[0]} has the"
-        f" digest {actual[wrong[0]]}, and had {self.entries[wrong[0]].digest}{more}"
+        f"{where}: is not the model {than}, which was at {self.path}: {wrong[0]} has the"
+        f" digest {actual[wrong[0]]}, expected {self.entries[wrong[0]].digest}{more}. Give the original model."
       )
 
 
 def beside(path: str, workdir: epath.Path) -> str:
-  """The way from a workdir to a checkpoint; "" where either lies in a bucket."""
+  """Returns the path of a checkpoint relative to a workdir; "" if either is in a bucket."""
   if gcs.is_remote(path) or gcs.is_remote(workdir):
     return ""
   return os.path.relpath(path, workdir)
@@ -151,15 +153,15 @@ def beside(path: str, workdir: epath.Path) -> str:
 
 # ---- Digests ---------------------------------------------------------------------------------------------------------
 
-# Of each number its bits and its place are mixed, and all of it is added up modulo 2**32: a sum does not care in which
-# order and on how many devices, so that every mesh, and every format that a model is read from, gives the same.
-_SEEDS = (0x243F6A88, 0x85A308D3)  # two sums, 64 bits; pi's digits
-_STRIDE = 0x9E3779B1  # odd, so that no two of 2**32 places give the same
+# The digest hashes bits and index of each number and sums the hashes modulo 2**32. A sum is independent of order and of
+# the number of devices, so that every mesh and every source format gives the same digest.
+_SEEDS = (0x243F6A88, 0x85A308D3)  # two sums, 64 bits; digits of pi
+_STRIDE = 0x9E3779B1  # odd, so that 2**32 indices give distinct products
 _ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # Appleby 2008: the finalizer of MurmurHash3
 
 
 def _mixed(bits: Any, positions: Any, seed: int) -> Any:
-  """uint32 -> uint32, of jax or numpy."""
+  """Hashes uint32 arrays of jax or numpy."""
   x = bits ^ (positions * np.uint32(_STRIDE) + np.uint32(seed))
   for shift, factor in _ROUNDS:
     x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
@@ -171,9 +173,9 @@ def _hex(sums: Iterable[Any]) -> str:
 
 
 def digests(params: Mapping[str, jax.Array]) -> dict[str, str]:
-  """Name -> a digest of 64 bits of each float32 array, computed where it lies; the same on all hosts.
+  """Returns name -> 64-bit digest of each float32 array, computed on its devices; equal on all hosts.
 
-  It is one against accidents, not against somebody who wants two models to have the same.
+  It detects accidents; it is not cryptographic.
   """
   if not params:
     return {}
@@ -198,7 +200,7 @@ def _program(mesh: jax.sharding.Mesh):
 
 
 def digest_of_parts(parts: Iterable[np.ndarray]) -> str:
-  """The same of an array that is read part by part, along its first axis."""
+  """Returns the same digest of an array that is read in parts along its first axis."""
   sums, begin = [0] * len(_SEEDS), 0
   for part in parts:
     bits = np.ascontiguousarray(part, np.float32).reshape(-1).view(np.uint32)

@@ -1,4 +1,4 @@
-"""Settings of a resumed run that give the state other arrays than its checkpoint has, found by their keys."""
+"""Finds the settings of a resumed run that give its state other arrays than its checkpoint has."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -12,34 +12,34 @@ from t2t.configuration.loading import records, saved_config
 from t2t.configuration.schema import OPTIONAL, Config
 from t2t.training import recipe
 
-_DECIDE = ("model", "optimizer", "train")  # sections of which a state's arrays may depend, as of those of OPTIONAL
+_DECIDE = ("model", "optimizer", "train")  # sections that determine a state's arrays, besides OPTIONAL
 
 
 def error(saved: Mapping[str, object], config: Config, mesh: jax.sharding.Mesh, *, workdir: object, step: int) -> str:
-  """Returns the error on a checkpoint whose arrays differ from the run's; "": no setting explains it.
+  """Returns the error on a checkpoint with other arrays than the run's; "" if no setting explains it.
 
   Args:
     saved: the config that the checkpoint was saved with.
-    config: of the run that is to go on.
+    config: of the resumed run.
     mesh: of the run.
     workdir, step: of the checkpoint.
   """
   try:
     old = records(saved_config(saved))
-  except UserError:  # of a version whose keys are not known any more
+  except UserError:  # a version with keys that no longer exist
     return ""
   decisive = [change for change in _changes(old, config) if _decides(change, config, mesh)]
   if not decisive:
     return ""
-  begins = f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of"
+  begins = f"--workdir {workdir}: its step {step} has other arrays in model or optimizer than this run, because of"
   old_init: Any = saved.get("init", {})
   base, init = old_init.get("checkpoint", ""), config.init
   if (
     init.use_model_config and base and base != init.checkpoint and any(change.section == "model" for change in decisive)
   ):
     return (
-      f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, which was {base}, whose model it is\n"
-      f"To go on give --config.init.checkpoint={base}; or give another --workdir"
+      f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, saved with {base} and its model\n"
+      f"To resume give --config.init.checkpoint={base}; or give another --workdir"
     )
   lines = "".join(f"\n  {change.described}" for change in decisive)
   again = " ".join(option for change in decisive for option in change.options)
@@ -48,13 +48,13 @@ def error(saved: Mapping[str, object], config: Config, mesh: jax.sharding.Mesh, 
   )
   return (
     f"{begins}{lines}\n"
-    f"To go on give the settings that the run began with{again and f', {again}'}{removed}; or give another --workdir"
+    f"To resume give the settings of the saved run{again and f', {again}'}{removed}; or give another --workdir"
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-  """A key of a section, or with key="" the section, that is another than it was."""
+  """A changed key of a section, or with key="" an added or removed section."""
 
   section: str
   key: str
@@ -64,9 +64,9 @@ class _Change:
   @property
   def described(self) -> str:
     if not self.key:
-      return f"config.{self.section}, which the run began {'without' if self.was is None else 'with'}"
+      return f"config.{self.section}, saved {'without it' if self.was is None else 'with it'}"
     is_now, was = (_typed(value) or repr(value) for value in (self.is_now, self.was))
-    return f"config.{self.section}.{self.key}={is_now}, which was {was}"
+    return f"config.{self.section}.{self.key}={is_now}, saved with {was}"
 
   @property
   def options(self) -> list[str]:
@@ -80,7 +80,6 @@ class _Change:
     return [f"--config.{self.section}.{key}={_quoted(_typed(values[key]))}" for key in changed]
 
   def undone(self, config: Config) -> Config:
-    """The config with it as it was."""
     if not self.key:
       return config.with_section(self.section, self.was)
     return config.with_(**{self.section: {self.key: self.was}})
@@ -114,10 +113,10 @@ def _changes(old: Config, new: Config) -> Iterator[_Change]:
 
 
 def _decides(change: _Change, config: Config, mesh: jax.sharding.Mesh) -> bool:
-  """Returns True if undoing one setting changes the arrays."""
+  """Returns whether undoing one setting changes the arrays."""
   try:
     undone = _shapes(change.undone(config), mesh)
-  except UserError:  # it does not go with the others, which have changed as well
+  except UserError:  # the former value conflicts with other changed settings
     return True
   return undone != _shapes(config, mesh)
 

@@ -1,7 +1,7 @@
-"""Fisher information as a file: how much what a checkpoint has learned depends on each of its parameters.
+"""Storage of Fisher information (EWC).
 
-FOLDER/checkpoints/STEP is a checkpoint in whose place of parameters the diagonal stands.  It names what it is of as an
-adapter names its base, by path and a digest of each array, and nothing reads it as a model.
+FOLDER/checkpoints/STEP is a checkpoint with the diagonal in place of the parameters.  It refers to its model as an
+adapter refers to its base, by path and a digest of each array. No reader takes it for a model.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
 
 _KEY = "config.optimizer.fisher="
-_SHOWN = 3  # parameters that a message names
+_SHOWN = 3  # parameters in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class Fisher:
-  """What `t2t fisher` wrote.
+  """The output of `t2t fisher`.
 
-  folder: of the checkpoint that it is written as.
-  base: the checkpoint that it is of.
+  folder: its checkpoint folder.
+  base: the checkpoint that it was computed for.
   """
 
   folder: epath.Path
@@ -39,7 +39,6 @@ class Fisher:
 
   @property
   def workdir(self) -> epath.Path:
-    """The folder that the user gave."""
     return self.folder.parent.parent
 
 
@@ -56,11 +55,11 @@ def save(
 
   Args:
     fisher: nested dict of arrays, on the mesh.
-    source: the checkpoint that it is of.
-    params: its parameters; nested dict of arrays.
-    out: a folder that is not there yet, or is empty.
-    config: that it was computed with.
-    about: how, as JSON.
+    source: the checkpoint that it was computed for.
+    params: parameters of that checkpoint; nested dict of arrays.
+    out: a folder that does not exist or is empty.
+    config: of the computation.
+    about: further settings of the computation, as JSON.
   """
   folder, flat = gcs.absolute(out), flatten(params)
   digests = base_model_ref.digests(flat)
@@ -83,32 +82,33 @@ def save(
 
 
 def open_fisher(path: str) -> Fisher:
-  """What `t2t fisher` wrote to a folder; arrays are not read.
+  """Opens the output of `t2t fisher` without reading its arrays.
 
   Raises:
-    UserError: there is none, or it is damaged as far as its small files show.
+    UserError: there is none, or its small files are damaged.
   """
   folder = restore.checkpoint_folder(path, where=_KEY)
   if not (folder / restore.FISHER).exists():
     raise UserError(
-      f"{_KEY}{path}: is a checkpoint, and no Fisher information; `t2t fisher {path} --output DIR` makes it"
+      f"{_KEY}{path}: is a checkpoint, not Fisher information. Compute it by `t2t fisher {path} --output DIR`, "
+      f"and give --{_KEY}DIR."
     )
-  base: Any = restore.read_base(folder)  # it has one
+  base: Any = restore.read_base(folder)  # never None here
   return Fisher(folder, base)
 
 
-# ---- A run that is held by it ----------------------------------------------------------------------------------------
+# ---- EWC runs --------------------------------------------------------------------------------------------------------
 
 
 def check(fisher: Fisher, abstract: TrainState) -> None:
-  """Refuses what is of a model with other parameters than those that a run holds.
+  """Raises an error unless the information covers the anchored parameters of a run.
 
   Args:
     fisher: see `open_fisher`.
     abstract: the run's state, or its shapes.
 
   Raises:
-    UserError: names the first.
+    UserError: a parameter is missing or has another shape; the message contains the first.
   """
   consolidated = l2_sp.consolidated(abstract.opt_state)
   assert consolidated is not None
@@ -117,26 +117,26 @@ def check(fisher: Fisher, abstract: TrainState) -> None:
   if missing := [path for path in wanted if path not in entries]:
     shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
     raise UserError(
-      f"{where}: says nothing of {shown}, which {fisher.base.path} has not; let go of it by a last rule of"
-      f" config.optimizer.param_groups, '{missing[0]}: anchor=0'"
+      f"{where}: has no values for {shown}, which {fisher.base.path} lacks. Exclude it by a last rule of"
+      f" config.optimizer.param_groups, '{missing[0]}: anchor=0'."
     )
   for path, x in wanted.items():
     if entries[path].shape != x.shape:
       raise UserError(
-        f"{where}: is of a model whose {path} is {list(entries[path].shape)}, that of {fisher.base.path}; here it is"
-        f" {list(x.shape)}"
+        f"{where}: {path} has shape {list(entries[path].shape)} in it, the shape of {fisher.base.path}, but "
+        f"{list(x.shape)} in this run. Give the Fisher information of the initial checkpoint."
       )
 
 
 def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
-  """Refuses what is of another checkpoint than a run begins from.
+  """Raises an error unless the information was computed for the initial checkpoint of a run.
 
   Args:
-    fisher, abstract: see `check`, which they have passed.
-    taken: what the run takes; not donated yet.
+    fisher, abstract: see `check`, which has passed.
+    taken: the initial parameters; not donated yet.
 
   Raises:
-    UserError: names the first parameter that differs.
+    UserError: a parameter differs; the message contains the first.
   """
   params = flatten(taken.params)
   consolidated = l2_sp.consolidated(abstract.opt_state)
@@ -145,30 +145,30 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
   for path in held:
     if path not in params or path in taken.shared or path in taken.by_piece:
       raise UserError(
-        f"{_KEY}{fisher.workdir}: holds {path} where it was, and config.init has it begin afresh; let go of it by a"
-        f" last rule of config.optimizer.param_groups, '{path}: anchor=0'"
+        f"{_KEY}{fisher.workdir}: anchors {path}, which config.init initializes with other values. Exclude it by a"
+        f" last rule of config.optimizer.param_groups, '{path}: anchor=0'."
       )
   digests = base_model_ref.digests({path: params[path] for path in held})
   fisher.base.check(digests, f"config.init.checkpoint={taken.source.path}", than=_than(fisher))
 
 
 def begin(fisher: Fisher, abstract: TrainState, state: TrainState) -> TrainState:
-  """The state of a run that begins, with the information in it.
+  """Returns the initial state of a run, including the information.
 
   Args:
-    fisher, abstract: see `check`, which they have passed.
-    state: of a run that begins with the parameters that the information is of; not to be used any more.
+    fisher, abstract: see `check`, which has passed.
+    state: initialized with the parameters that the information was computed for; donated.
   """
 
   def put(shapes: l2_sp.Consolidated, x: l2_sp.Consolidated) -> l2_sp.Consolidated:
-    information: Any = shapes.fisher  # in the shape of arrays
+    information: Any = shapes.fisher  # arrays with these shapes
     return x._replace(fisher=_information(fisher, information))
 
   return dataclasses.replace(state, opt_state=l2_sp.with_files(state.opt_state, abstract.opt_state, put))
 
 
 def restored(config: Config, abstract: TrainState, state: TrainState) -> TrainState:
-  """The state of a run that goes on, with what its checkpoints leave out, read where it lies.
+  """Returns the state of a resumed run, including the arrays that its checkpoints leave out.
 
   Args:
     config: of the run.
@@ -176,7 +176,7 @@ def restored(config: Config, abstract: TrainState, state: TrainState) -> TrainSt
     state: as it was saved; see `l2_sp.without_files`.
 
   Raises:
-    UserError: the information, or the checkpoint that it is of, is gone, damaged, or another.
+    UserError: the information, or the checkpoint that it was computed for, is missing, damaged, or has changed.
   """
   if l2_sp.consolidated(abstract.opt_state) is None:
     return state
@@ -199,13 +199,13 @@ def _information(fisher: Fisher, shapes: Shapes) -> dict[str, jax.Array]:
 
 
 def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Array]:
-  """The parameters that the information is of, compared with what they were."""
-  # Wherever they are now: what is not the same has another digest.
+  """Returns the parameters that the information was computed for, after a comparison of digests."""
+  # Any path may be tried, because the digest of another checkpoint differs.
   places = [*fisher.base.places(fisher.workdir), *([config.init.checkpoint] if config.init.checkpoint else [])]
   if not places:
     raise UserError(
-      f"{_KEY}{fisher.workdir}: is of {fisher.base.path}, which is not there any more; bring it back, or say where"
-      " it is by config.init.checkpoint"
+      f"{_KEY}{fisher.workdir}: was computed for {fisher.base.path}, which no longer exists. Restore it, or give its"
+      " new path, --config.init.checkpoint=PATH."
     )
   source = pretrained.open_base(fisher.base, places[0], where=f"{_KEY}{fisher.workdir}: its checkpoint: ")
   params = pretrained.read(source, _on_device(shapes))
@@ -214,7 +214,7 @@ def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Ar
 
 
 def _on_device(shapes: Shapes) -> dict[str, tuple[str, jax.ShapeDtypeStruct]]:
-  """What is to be read, in the device's memory, though it may wait in the host's between updates."""
+  """Returns the target shapes in device memory, even of arrays that wait in host memory between updates."""
   on_device = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding.with_memory_kind("device"))
   return {path: (path, on_device(x)) for path, x in shapes.items()}
 
@@ -224,4 +224,4 @@ def _placed(params: Mapping[str, jax.Array], shapes: Shapes) -> dict[str, jax.Ar
 
 
 def _than(fisher: Fisher) -> str:
-  return f"that which {_KEY}{fisher.workdir} is of"
+  return f"that {_KEY}{fisher.workdir} was computed for"

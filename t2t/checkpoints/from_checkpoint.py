@@ -22,21 +22,20 @@ from t2t.training.train_state import TrainState
 def start(
   program: Program, config: Config, checkpoints: manager.Checkpoints, key: jax.Array, *, vocabulary: Vocabulary | None
 ) -> TrainState:
-  """Returns a state of step 0 with the parameters of `config.init.checkpoint`, all or those that config.init selects.
+  """Returns a state of step 0 with the parameters of `config.init.checkpoint`, all or the ones selected by config.init.
 
   Args:
     program: of the run.
     config: of the run.
-    checkpoints: of the workdir; of an adapter they leave out what the checkpoint has.
-    key: of fresh parameters.
-    vocabulary: see `start.start`.
+    checkpoints: of the workdir; adapter steps leave out the parameters of the checkpoint.
+    key: random key of fresh parameters.
+    vocabulary: see `initialize.start`.
 
   Raises:
-    UserError: the checkpoint is of another model, or was trained in another vocabulary and its embedding would be
-      taken.
+    UserError: the checkpoint belongs to another model; or its embedding would be taken, but has another vocabulary.
   """
   initial = join_frozen(program.state.params, program.state.frozen_params)
-  if config.adapters or config.init.others:  # of which digests are made: as they were, whatever they will be held in
+  if config.adapters or config.init.others:  # digests need float32, whatever dtype the run keeps them in
     initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
   workdir, frozen = checkpoints.directory.parent, program.state.frozen_params
   begin, taken, below = (lambda params: params), {}, []
@@ -87,17 +86,17 @@ def start(
 
 
 def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = False) -> Params:
-  """Returns the nested parameters whose path matches one of the patterns; `inverted`: the others."""
+  """Returns the nested parameters with paths that match one of the patterns; `inverted`: the others."""
   flat = flatten(params)
   chosen = {path: x for path, x in flat.items() if matches(patterns, path) != inverted}
   return unflatten(chosen)
 
 
 def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Vocabulary | None) -> Taken:
-  """Reads what a part of the model begins with.
+  """Reads the initial parameters of a part of the model.
 
   Raises:
-    UserError: as `warm_start`, by the keys of this source; or its vocabulary is another.
+    UserError: as `warm_start`, with the keys of this source; or its vocabulary differs.
   """
   where = f"config.init.others.{name}.checkpoint="
   source = pretrained.read_source(init_source.checkpoint, where=where)
@@ -112,11 +111,11 @@ def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Vocab
 
 
 def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Adapters:
-  """Returns the adapters that the run adds to the checkpoint's model; none if it trains those of the checkpoint.
+  """Returns the adapters that the run adds to the checkpoint's model; {} if it continues to train the existing ones.
 
   Raises:
-    UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same; or one that
-      is to be merged first.
+    UserError: the checkpoint's model has an adapter that cannot be merged and differs from the run's, or one that must
+      be merged first.
   """
   if config.adapters:
     pretrained.check_may_be_base(source, where=f"config.init.checkpoint={config.init.checkpoint}")
@@ -124,20 +123,22 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Ada
   if there and there != config.adapters:
     named = "/".join(there)
     raise UserError(
-      f"config.init.checkpoint={config.init.checkpoint}: its model has what config.{named} added, which cannot be"
-      f" merged; give the same config.{named}, and it is trained further, or the checkpoint that it lies on top of"
+      f"config.init.checkpoint={config.init.checkpoint}: its model has the adapter config.{named}, which cannot be"
+      f" merged. Give the same config.{named} to continue its training, or the base checkpoint of the adapter."
     )
   return {} if there else config.adapters
 
 
 def _pieces(source: pretrained.Source, vocabulary: Vocabulary | None) -> Pieces:
-  """Maps rows of the run's vocabulary to the rows of the checkpoint that they are made of.
+  """Maps rows of the run's vocabulary to rows of the checkpoint's vocabulary.
 
   Raises:
-    UserError: the checkpoint's vocabulary is not known, or the run's.
+    UserError: the vocabulary of the checkpoint or of the run is unknown.
   """
   if vocabulary is None:
-    raise UserError("config.init.transfer_vocab=True: finds rows by their pieces; say them, config.data.vocabulary")
+    raise UserError(
+      "config.init.transfer_vocab=True: needs the pieces of the run's vocabulary. Give --config.data.vocabulary=FILE."
+    )
   from t2t.data.vocabularies import token_mapping
 
   trained: Any = pretrained.vocabulary(source)
@@ -148,28 +149,26 @@ def _pieces(source: pretrained.Source, vocabulary: Vocabulary | None) -> Pieces:
 def _check_vocabulary(
   source: pretrained.Source, init: InitSource, vocabulary: Vocabulary | None, initial: Params, *, where: str
 ) -> None:
-  """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
+  """Warns or raises an error if embeddings would be taken from a checkpoint with other pieces."""
   paths = flatten(initial)
   tables = [path for path in paths if path.endswith("embed/table")]
   if all(matches(init.reinit, path) for path in tables):
     return
   where = f"{where}{init.checkpoint}"
   if not source.vocabulary:
-    hosts.log_once(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
+    hosts.log_once(f"{where}: has no vocabulary beside it, so that it cannot be compared with the run's")
     return
   if vocabulary is None:
-    hosts.log_once(
-      f"{where}: whether its vocabulary is that of the batches is not known (config.data.vocabulary is empty)"
-    )
+    hosts.log_once(f"{where}: its vocabulary cannot be compared with the batches' (config.data.vocabulary is empty)")
     return
   from t2t.data import vocabularies
 
   try:
     trained: Any = pretrained.vocabulary(source)
-  except UserError as error:  # which the run does not need
-    hosts.log_once(f"{where}: whether its vocabulary is the run's is not known ({error})")
+  except UserError as error:  # the run does not need it
+    hosts.log_once(f"{where}: its vocabulary cannot be compared with the run's ({error})")
     return
-  # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
+  # Compare pieces, because the vocabulary files of Hugging Face and t2t differ.
   by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
   configured: Any = vocabulary
   if warning := vocabularies.compare_start(trained, configured, where=where, by_ids=by_ids):
@@ -177,9 +176,9 @@ def _check_vocabulary(
 
 
 def _check_trained(fresh: Sequence[str], config: Config) -> None:
-  """Refuses what was drawn at random and is not trained: an adapter leaves it alone, or a pattern freezes it.
+  """Raises an error if a randomly initialized parameter is not trained, because of an adapter or a freeze pattern.
 
-  Heads that are not trained are those that the loss makes nothing of.
+  Untrained heads are allowed: the loss does not use them.
   """
   idle = [path for path in fresh if "heads/" not in path]
   if idle:
@@ -188,5 +187,6 @@ def _check_trained(fresh: Sequence[str], config: Config) -> None:
     keys += ["add a rule to config.optimizer.param_groups, 'PATTERN: trained'"] if config.optimizer.param_groups else []
     more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
     raise UserError(
-      f"config.init: {idle[0]}{more} begins fresh, in whole or in new rows, and is not trained: {', or '.join(keys)}"
+      f"config.init: {idle[0]}{more} is initialized at random, wholly or in new rows, but not trained. To train "
+      f"it, {', or '.join(keys)}."
     )

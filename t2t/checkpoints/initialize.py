@@ -1,4 +1,4 @@
-"""Where training starts: at this workdir's own checkpoint, from another's parameters, or from fresh ones."""
+"""Initial state of training: the workdir's own checkpoint, parameters of another checkpoint, or fresh parameters."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -20,38 +20,38 @@ from t2t.training.train_state import TrainState
 if TYPE_CHECKING:
   from t2t.data.stage_iterator import StagedBatches
 
-_SHOWN = 5  # keys of the config that are not as they were
+_SHOWN = 5  # changed config keys in a message
 
 
 def check(config: Config, workdir: epath.Path) -> None:
-  """Refuses what has nothing to start from, before anything is read; a run that goes on has its own checkpoints.
+  """Raises an error early if a run has nothing to start from; a resumed run has its own checkpoints.
 
   Raises:
-    UserError: an adapter, or what holds a run near a checkpoint, without one.
+    UserError: an adapter or an EWC run has no initial checkpoint.
   """
   needs = config.adapters or config.optimizer.fisher
   if not needs or (config.init.checkpoint and config.init.parameters) or verify.steps(workdir / manager.CHECKPOINTS):
     return
   for section in config.adapters:
     raise UserError(
-      f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
-      f" checkpoint, config.init.checkpoint{_unless(config)}"
+      f"config.{section}: adapts a trained model without changing its parameters. Give "
+      f"--config.init.checkpoint=PATH{_unless(config)}."
     )
   if config.optimizer.fisher:
     raise UserError(
-      f"config.optimizer.fisher={config.optimizer.fisher}: holds a run near the checkpoint that it is of: give that,"
-      f" config.init.checkpoint{_unless(config)}"
+      f"config.optimizer.fisher={config.optimizer.fisher}: anchors a run at a checkpoint. Give "
+      f"--config.init.checkpoint=PATH, the one that it was computed for{_unless(config)}."
     )
 
 
 def next_stage(run: Sequence[Stage], workdir: epath.Path) -> int:
-  """Number of the stage that the next step of a workdir is probably of, by the names of its checkpoints."""
+  """Returns the probable stage number of a workdir's next step, from the names of its checkpoints."""
   step = max(verify.steps(workdir / manager.CHECKPOINTS), default=0)
   return stages.at(run, step + 1)
 
 
 def _unless(config: Config) -> str:
-  return "" if config.init.parameters else ", and leave config.init.parameters=True"
+  return "" if config.init.parameters else ", and keep config.init.parameters=True"
 
 
 def start(
@@ -63,25 +63,25 @@ def start(
   *,
   vocabulary: Vocabulary | None,
 ) -> tuple[TrainState, int, dict[str, bytes]]:
-  """The state that the first step is taken from.
+  """Returns the initial state of training.
 
-  In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. `config.init.checkpoint`
-  (parameters only, all or those that it says, step 0); 3. fresh parameters.
+  The first that exists is taken: 1. the workdir's own checkpoint (the same command again resumes); 2.
+  `config.init.checkpoint` (only parameters, all or a selection, step 0); 3. fresh parameters.
 
   Args:
     program: of the run.
-    stage: that has made the last step, with the config as it is now; what a resumed run does otherwise is told.
+    stage: of the last completed step, with the current config; changed settings of a resumed run are logged.
     checkpoints: of the workdir.
-    batches: the training data (`staged.StagedBatches`); of a resumed run it goes on where that run stopped.
-    key: of fresh parameters.
-    vocabulary: of the run (`seqio.Vocabulary`), against which that of another checkpoint is compared; None: not known.
+    batches: the training data (`stage_iterator.StagedBatches`); a resumed run continues at its saved position.
+    key: random key of fresh parameters.
+    vocabulary: of the run (`seqio.Vocabulary`), to compare with that of another checkpoint; None: unknown.
 
   Returns:
-    The state, how many steps have been made, and what was saved beside it.
+    The state, the number of completed steps, and the files that were saved beside it.
 
   Raises:
-    UserError: the checkpoint is of another model, or beyond the steps that are asked for, or of a stage that began at
-      another step; or one to start from was trained in another vocabulary, and its embedding would be taken.
+    UserError: the checkpoint belongs to another model, to a step beyond the last one, or to a stage with another first
+      step; or an initial checkpoint has another vocabulary and its embedding would be taken.
   """
   step, config = checkpoints.latest_step(), stage.config
   if step is not None:
@@ -89,20 +89,18 @@ def start(
     base = config.init.checkpoint
     if step > config.train.steps:
       width = before["model"]["embed_dim"]
-      model_note = (
-        "" if width == config.model.embed_dim else f" (whose model has embed_dim={width}, and is another one)"
-      )
+      model_note = "" if width == config.model.embed_dim else f" (of another model: embed_dim={width})"
       train, more = config.train, "steps"
       end = f"config.train.steps={train.steps}"
       if train.epochs:
         end, more = f"the {train.steps} steps of config.train.epochs={train.epochs:g}", "epochs"
         end += f" at config.train.batch_size={train.batch_size}"
       raise UserError(
-        f"--workdir {checkpoints.directory.parent} is at step {step}{model_note}, beyond {end}; give"
-        f" {'' if model_note else f'more {more} to go on, or '}another workdir"
+        f"--workdir {checkpoints.directory.parent}: is at step {step}{model_note}, beyond {end}. Give"
+        f" {'' if model_note else f'more {more} to resume, or '}another workdir."
       )
     _check_stage(before, stage, step)
-    # Where it is the same, the very step that was taken from it, which may not be its last any more.
+    # If the base path is unchanged, use exactly the saved step, which may no longer be the newest of the base.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
     try:
       state, saved = rollback.restore_step(
@@ -116,17 +114,17 @@ def start(
       raise (UserError(why) if why else error) from error
     _restore_data(batches, saved, step, had_none=bool(stage.name and not before.get("stages")))
     rollback.pass_over(batches, rollback.since(checkpoints.directory.parent, step), step)
-    # What is refused, for what was changed, is refused by now.
+    # All errors about changed settings have been raised by now.
     changes = _changes(before, json.loads(json.dumps(config.to_dict())))
     unread = []
     if moved_to and not config.adapters:
       changes = [change for change in changes if not change.startswith("config.init.")]
-      unread = [f"without config.init.checkpoint={base}: the run has parameters of its own by now"]
-    notes = [f"with another {change}" for change in changes[:_SHOWN]]
-    notes += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
+      unread = [f"ignoring config.init.checkpoint={base}: a resumed run has its own parameters"]
+    notes = [f"changed {change}" for change in changes[:_SHOWN]]
+    notes += [f"and {len(changes) - _SHOWN} more changed keys"] if len(changes) > _SHOWN else []
     hosts.log_once("\n  ".join([f"resuming from step {step}", *notes, *unread]))
     return state, step, saved
-  # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
+  # A new run forgets the rollbacks of an earlier run without checkpoints.
   rollback.since(checkpoints.directory.parent, 0)
   if config.init.source_list:
     from t2t.checkpoints import from_checkpoint
@@ -137,36 +135,37 @@ def start(
 
 
 def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
-  """Refuses a stage that began at another step: the position in its data counts from there."""
+  """Raises an error if a stage has another first step than in the checkpoint, from which its data position counts."""
   bounds = stages.saved_bounds(before)
   name, begin = next(((x.name, begin) for x, begin, end in bounds if step <= end)) if bounds else ("", 0)
   if begin != stage.begin:
     raise UserError(
-      f"config.stages: step {step} is of {stage.described or 'a run without stages'}, and was of"
-      f" {f'stage {name}, which began at step {begin + 1}' if name else 'a run without stages'}, when it was made; give"
-      " the stages up to there the steps that they had (share counts from config.train.steps), or another workdir"
+      f"config.stages: step {step} belongs to {stage.described or 'a run without stages'}, but was saved in"
+      f" {f'stage {name}, which began at step {begin + 1}' if name else 'a run without stages'}. Give"
+      " the stages up to this step their former numbers of steps (fraction counts from config.train.steps), or give "
+      "another workdir."
     )
 
 
 def _restore_data(batches: Any, saved: Mapping[str, bytes], step: int, *, had_none: bool) -> None:
-  """Has the data go on; `had_none`: of a run that has stages now, and had none."""
+  """Restores the data position; `had_none`: the run has stages now, and was saved without."""
   try:
     batches.restore(saved, step=step)
   except UserError as error:
     if not had_none:
       raise
-    raise UserError(f"{error}; the run began without stages: --config.stages='()' goes on as it did") from error
+    raise UserError(f"{error}; the run was saved without stages: resume it by --config.stages='()'") from error
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """What a resumed run does otherwise than the run that saved its checkpoint."""
+  """Returns the config changes of a resumed run."""
   changes = [
-    f"config.{section}.{key}: {value!r}, it was {old[section][key]!r}"
+    f"config.{section}.{key}: {value!r}, saved with {old[section][key]!r}"
     for section, values in new.items()
     if section != "stages"
     for key, value in values.items()
     if key in old.get(section, {}) and old[section][key] != value
   ]
   if new.get("stages") != old.get("stages"):
-    changes.append(f"config.stages: {new.get('stages', [])!r}, it was {old.get('stages', [])!r}")
+    changes.append(f"config.stages: {new.get('stages', [])!r}, saved with {old.get('stages', [])!r}")
   return changes

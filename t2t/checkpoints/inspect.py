@@ -1,4 +1,4 @@
-"""What a run has saved, looked at from outside: its steps, what they were measured at, and how two of them differ."""
+"""Inspection of saved checkpoints: steps, metrics, and differences between two of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -18,18 +18,18 @@ from t2t.configuration import stages
 from t2t.configuration.loading import flat
 from t2t.storage import gcs
 
-_READ_AT_ONCE = 2**28  # bytes of parameters of each of two checkpoints
+_READ_AT_ONCE = 2**28  # bytes of parameters of each checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """One step.
+  """A saved step.
 
   step: its number.
-  saved: when; None: nothing says so.
+  saved: time; None: not recorded.
   size: bytes.
-  metrics: what it was measured at.
-  faults: what is wrong with it, as far as its small files and the sizes of all show.
+  metrics: values measured at this step.
+  faults: damage that its small files and the sizes of all files show.
   noted: whether it has checksums.
   """
 
@@ -42,15 +42,14 @@ class Step:
 
   @property
   def whole(self) -> bool:
-    """Whether nothing wrong was seen."""
     return not self.faults
 
 
 def folder_of(path: str) -> epath.Path:
-  """The folder of checkpoints that a path leads to: WORKDIR, or WORKDIR/checkpoints.
+  """Returns the folder of checkpoints for a path: WORKDIR, or WORKDIR/checkpoints.
 
   Raises:
-    UserError: there is none.
+    UserError: it contains no steps.
   """
   gcs.check(path, where="")
   root = gcs.absolute(path)
@@ -58,11 +57,14 @@ def folder_of(path: str) -> epath.Path:
     names = gcs.names(folder, where=path)
     if any(name.isdigit() or name.startswith(verify.ASIDE) for name in names):
       return folder
-  raise UserError(f"{path}: no steps there; looked for {root}/{manager.CHECKPOINTS}/STEP and {root}/STEP")
+  raise UserError(
+    f"{path}: contains no steps (looked for {root}/{manager.CHECKPOINTS}/STEP and {root}/STEP). Give a workdir of "
+    "`t2t train`."
+  )
 
 
 def steps(folder: epath.Path) -> list[Step]:
-  """All steps that were saved to their end, damaged ones among them.
+  """Returns all completely saved steps, including damaged ones.
 
   Raises:
     UserError: a bucket cannot be listed.
@@ -71,7 +73,7 @@ def steps(folder: epath.Path) -> list[Step]:
 
 
 def set_aside(folder: epath.Path) -> list[str]:
-  """Names of the steps that were found damaged, and set aside."""
+  """Returns the names of the damaged steps that were set aside."""
   return [name for name in gcs.names(folder, where="checkpoint") if name.startswith(verify.ASIDE)]
 
 
@@ -82,25 +84,25 @@ def _step(folder: epath.Path, step: int) -> Step:
     noted = True
   nanoseconds: Any = verify.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs")
   saved = None
-  with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # nothing, or no time of any calendar
+  with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # absent, or not a valid time
     saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9)
   return Step(step, saved, manifests.size(folder), _metrics(folder), verify.of_small(folder, step), noted)
 
 
 def _metrics(folder: epath.Path) -> dict[str, float]:
-  """The metrics that a checkpoint was saved with."""
+  """Returns the metrics that a checkpoint was saved with."""
   metrics = verify.noted(folder / "metrics" / "metrics")
   return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
-  """A sentence on a step of a workdir that was measured as better than its last; "": there is none.
+  """Returns a note on a step of a workdir with a better metric than the last one; "" if there is none.
 
-  Runs that stop early, or by the metric of a task, end behind their best step.
+  Runs with early stopping, or with a task metric, end after their best step.
 
   Args:
-    path: which the user gave.
-    step_path: the checkpoint that is read.
+    path: given by the user.
+    step_path: the checkpoint in use.
     run: its config.
   """
   settings: Any = run.get("eval", {})
@@ -108,41 +110,42 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
   if step_path == gcs.absolute(path) or (metric == "loss" and not settings.get("patience")):
     return ""
   folder, last = step_path.parent, int(step_path.name)
-  # No more is read of each step: a bucket is slow.
+  # Read only the metrics of each step, because a bucket is slow.
   metrics = {step: _metrics(folder / str(step)) for step in verify.steps(folder)}
   best_step = (_best(folder, metrics) or [{}])[-1].get(metric)
   if best_step is None or best_step == last or metric not in metrics.get(last, {}):
     return ""
   digits = 4 if metric == "loss" else 2
   has_last, has_best = (f"{metrics[step][metric]:.{digits}f}" for step in (last, best_step))
-  if has_last == has_best:  # as good, and the earlier one
+  if has_last == has_best:  # as good, and earlier
     return ""
   return (
-    f"step {last}, the last, is read: {metric} {has_last}; step {best_step} has\n  {has_best}:"
+    f"reading the last step, {last}: {metric} {has_last}; step {best_step} is better,\n  {has_best}:"
     f" {folder / str(best_step)}"
   )
 
 
-# ---- Less of them ----------------------------------------------------------------------------------------------------
+# ---- Pruning ---------------------------------------------------------------------------------------------------------
 
 
 def best(folder: epath.Path, saved_steps: Sequence[Step]) -> list[dict[str, int]]:
-  """Returns the best of `steps` by each metric, of each stage (`retention.best_of_stages`)."""
+  """Returns the best of `saved_steps` by each metric, for each stage (`retention.best_of_stages`)."""
   return _best(folder, {saved.step: saved.metrics for saved in saved_steps})
 
 
 def _best(folder: epath.Path, metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, int]]:
   saved = verify.noted(folder / str(max(metrics)) / "config" / "metadata") if metrics else {}
   ends: list[int] = []
-  with contextlib.suppress(UserError, KeyError, TypeError):  # a damaged one
+  with contextlib.suppress(UserError, KeyError, TypeError):  # the checkpoint is damaged
     ends = [end for _, _, end in stages.saved_bounds(saved)[:-1]]
   return retention.best_of_stages(metrics, ends)
 
 
 def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
-  """The steps that are neither of the last `keep`, nor the best of a stage by a metric, nor the last that is sound.
+  """Returns the steps to prune: not among the last `keep`, not the best of a stage by a metric, not the newest intact
+  one.
 
-  Whether one is sound is read off all its files, from the last step on until one is.
+  To find the newest intact step, all files of the last steps are verified until one is intact.
   """
   saved_steps = steps(folder)
   kept_steps = {saved.step for saved in saved_steps[-keep:]}
@@ -152,13 +155,13 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
   )
   last_sound = next(sound, None)
   if last_sound is None:
-    raise UserError(f"{folder}: no step is as it was saved; nothing is deleted. `t2t checkpoint verify` says more")
+    raise UserError(f"{folder}: no step is intact, so nothing is deleted. See `t2t checkpoint verify {folder}`.")
   kept_steps.add(last_sound)
   return [saved for saved in saved_steps if saved.step not in kept_steps]
 
 
 def delete(folder: epath.Path, step: int) -> None:
-  """`retention.delete` of a step.
+  """Deletes a step with `retention.delete`.
 
   Raises:
     UserError: it cannot be deleted.
@@ -167,19 +170,19 @@ def delete(folder: epath.Path, step: int) -> None:
   try:
     retention.delete(path)
   except OSError as error:
-    raise UserError(f"{path}: cannot be deleted ({error})") from error
+    raise UserError(f"{path}: cannot be deleted ({error}). Check its permissions.") from error
 
 
-# ---- Two of them -----------------------------------------------------------------------------------------------------
+# ---- Comparison ------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """How a parameter differs.
+  """Difference of a parameter.
 
   name: its path.
-  shapes: in the one and the other; None: it is not there.
-  largest: absolute difference of a number of it; None: their shapes differ. NaN where one is none.
+  shapes: in the first and the second checkpoint; None: absent.
+  largest: largest absolute difference; None: the shapes differ. NaN if a value is NaN.
   """
 
   name: str
@@ -188,7 +191,7 @@ class Difference:
 
 
 def parameters(left: epath.Path, right: epath.Path) -> Iterator[tuple[str, Difference | None]]:
-  """Each parameter of either checkpoint and how it differs; None: it is the same to the bit.
+  """Yields each parameter of either checkpoint with its difference; None: bit-identical.
 
   Raises:
     UserError: one of them is damaged.
@@ -222,6 +225,6 @@ def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator
 
 
 def configs(left: epath.Path, right: epath.Path) -> dict[str, tuple[object, object]]:
-  """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
+  """Returns key, "train.steps" -> its values in both configs, if they differ; None: absent."""
   a, b = (flat(restore.read_config(path)) for path in (left, right))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

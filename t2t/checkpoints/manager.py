@@ -23,20 +23,20 @@ from t2t.storage.outage import Away
 from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
 
-_LOOK_SECONDS = 1.0  # between looks for what has failed
+_LOOK_SECONDS = 1.0  # polling interval for failures
 
-CHECKPOINTS = "checkpoints"  # folder of a workdir: a folder for each step
-VOCABULARY = "vocabulary"  # folder of a workdir: the files of the vocabulary that its model was trained with
+CHECKPOINTS = "checkpoints"  # folder of a workdir with one folder per step
+VOCABULARY = "vocabulary"  # folder of a workdir with the vocabulary files of its model
 
 
 class Checkpoints:
-  """The checkpoints of one workdir: `workdir/checkpoints/STEP`, saved in the background.
+  """The checkpoints of one workdir, `workdir/checkpoints/STEP`, saved in the background.
 
-  The last `keep` are kept, and besides them the best by each metric that checkpoints were saved with.  The last but one
-  always stays: should the last be damaged, training goes on from it.
+  Keeps the last `keep` steps, and the best step by each saved metric.  At least two steps are kept, so that a damaged
+  last one can be replaced.
 
   Raises:
-    UserError: there is a file in the place of the folder, or a link that leads nowhere.
+    UserError: the folder's path is a file, or a broken link.
   """
 
   def __init__(
@@ -48,25 +48,26 @@ class Checkpoints:
     retry_seconds: float = 0.0,
     read_only: bool = False,
   ):
-    """Opens the folder, which need not be there.
+    """Opens the folder, which may not exist yet.
 
     Args:
       workdir: local or gs://.
-      keep: how many of the last stay.
-      ends: of stages, each of which has its best (`retention.best_of_stages`).
-      retry_seconds: for which a save that fails is tried again.
-      read_only: nothing is saved or deleted, and what an interrupted save has left stays.
+      keep: number of last steps to keep.
+      ends: of stages, each of which keeps its best (`retention.best_of_stages`).
+      retry_seconds: how long a failing save is retried.
+      read_only: saves and deletes nothing, and keeps the remains of an interrupted save.
     """
     self.directory = workdir / CHECKPOINTS
     if self.directory.exists() and not self.directory.is_dir():
-      raise UserError(f"--workdir {workdir}: {self.directory} is a file; give another workdir, or move it away")
+      raise UserError(f"--workdir {workdir}: {self.directory} is a file. Give another workdir, or move the file away.")
     if not gcs.is_remote(self.directory) and os.path.islink(self.directory) and not self.directory.exists():
       raise UserError(
-        f"--workdir {workdir}: {self.directory} is a link to {os.readlink(self.directory)}, which is not there; bring"
-        " it back (a disk that is not mounted?), or remove the link to begin anew"
+        f"--workdir {workdir}: {self.directory} is a link to {os.readlink(self.directory)}, which does not exist. "
+        "Restore"
+        " it (is a disk not mounted?), or remove the link to start anew."
       )
     self._options = ocp.CheckpointManagerOptions(
-      # best_fn only makes the metrics be written; what is kept is the policy's business.
+      # best_fn only makes Orbax write the metrics; the policy decides which steps are kept.
       best_fn=lambda metrics: metrics["loss"],
       best_mode="min",
       preservation_policy=retention.kept(keep, ends),
@@ -75,21 +76,21 @@ class Checkpoints:
       create=not read_only,
       save_interval_steps=0 if read_only else 1,
       temporary_path_class=manifest.temporary_path_class(self.directory),
-      # On a disk they are made at once: of one that cannot be made the others would hear after five minutes.
+      # On a disk folders are created synchronously: otherwise other hosts learn of a failure after five minutes.
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=gcs.is_remote(self.directory)),
     )
-    self.base: Any = None  # the `bases.Base` whose parameters steps leave out; None: steps are whole
+    self.base: Any = None  # the `base_model_ref.Base` of parameters that steps leave out; None: steps are complete
     retry.without_tracebacks()
     self._error: Exception | None = None
     self._manager = self._open()
     self._patience = retry.Patience(self.directory, retry_seconds)
     self._waiter = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-    self._saving: tuple[int, concurrent.futures.Future] | None = None  # step, and the end of saving it
-    self._is_lost = False  # as one of several processes
-    self._last: tuple[int, dict[str, Any]] | None = None  # step and arguments of a save that may be tried again
+    self._saving: tuple[int, concurrent.futures.Future] | None = None  # step, and future of its save
+    self._is_lost = False  # a save of several processes failed
+    self._last: tuple[int, dict[str, Any]] | None = None  # step and arguments of a save that may be retried
 
   def _open(self) -> ocp.CheckpointManager:
-    """Orbax's manager, which takes away what an interrupted save has left."""
+    """Returns Orbax's manager, which removes the remains of an interrupted save."""
     manager = ocp.CheckpointManager(
       self.directory,
       options=self._options,
@@ -100,7 +101,7 @@ class Checkpoints:
         verify.BASE: ocp.JsonCheckpointHandler(),
       },
     )
-    # For neither has Orbax an option.
+    # Orbax has no options for these.
     manager._checkpoint_deleter = retention.Deleter(self.directory)
     checkpointer: Any = manager._checkpointer
     checkpointer.wait_until_finished = self._noting_errors(checkpointer.wait_until_finished)
@@ -109,20 +110,20 @@ class Checkpoints:
     return manager
 
   def _check_listing(self, listed_steps: Sequence[int]) -> None:
-    """Whether Orbax knows all steps that there are: TensorFlow's client, when the bucket does not answer, knows none.
+    """Checks that Orbax lists all steps: TensorFlow's client lists none if the bucket does not answer.
 
     Raises:
-      Away: it does not; the run would begin anew, on top of what is there.
+      Away: a step is missing, and the run would restart and overwrite the steps.
     """
     unknown = sorted(set(verify.steps(self.directory)) - set(listed_steps))
     if unknown:
       raise Away(
-        f"{self.directory}: a listing of it lacked step {', '.join(map(str, unknown))}, which is there: the bucket does"
-        " not answer as it should; the same command again goes on from what was saved"
+        f"{self.directory}: a listing lacked step {', '.join(map(str, unknown))}, which exists: the bucket gives wrong"
+        " answers. The same command again resumes from the saved steps."
       )
 
   def _noting_errors(self, wait: Callable[[], None]) -> Callable[[], None]:
-    """`wait`, which a thread of Orbax calls before it waits for the other processes, perhaps in vain."""
+    """Wraps `wait`, which a thread of Orbax calls before it waits for other processes, to record its error."""
 
     def noting() -> None:
       try:
@@ -134,16 +135,16 @@ class Checkpoints:
     return noting
 
   def latest_step(self) -> int | None:
-    """The last step that was saved whole."""
+    """Returns the last completely saved step."""
     return self._manager.latest_step()
 
   def latest_config(self) -> dict[str, object]:
-    """The config that the last step was saved with; {} where nothing was."""
+    """Returns the config of the last step; {} without a step."""
     step = self.latest_step()
     return {} if step is None else self.config(step)
 
   def latest_identity(self) -> dict[str, object] | None:
-    """What the last step's position in the data belongs to, as far as it says so; None where nothing was saved."""
+    """Returns the data identity in the last step's position, {} if it has none; None without a step."""
     step = self.latest_step()
     if step is None:
       return None
@@ -152,20 +153,20 @@ class Checkpoints:
     return next((identity for identity in identities if isinstance(identity, dict)), {})
 
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
-    """What each step that is kept was measured at; None where nothing was.
+    """Returns the metrics of each kept step; None for a step without metrics.
 
     Raises:
-      UserError: it cannot be read, however often it was tried.
+      UserError: a file cannot be read after several attempts.
     """
     return {step: self._measured(step) for step in self._manager.all_steps()}
 
   def _measured(self, step: int) -> dict[str, float] | None:
-    # Orbax's own way gives up where a bucket is away for some seconds.
+    # Orbax's reader fails if a bucket is away for some seconds.
     metrics: Any = verify.noted(self.directory / str(step) / "metrics" / "metrics", surely=True)
     return metrics or None
 
   def was_measured(self, step: int) -> bool:
-    """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
+    """Returns whether a kept step has metrics; equal on all hosts."""
     return hosts.share(bool(self._measured(step)))
 
   @staticmethod
@@ -182,19 +183,19 @@ class Checkpoints:
     *,
     metrics: Mapping[str, float] | None,
   ) -> None:
-    """Starts to save; what was saved before is untouched until this is whole.
+    """Starts to save; earlier steps stay unchanged until the save is complete.
 
-    If it fails, `overdue` or `wait` see to it.
+    `overdue` or `wait` handle a failure.
 
     Args:
       step: of `state`.
       state: may be donated to the next step at once.
-      streams: position of each stream that this host is to write: one host for each (see `streams.writers`).
-      config: JSON-serialisable; the number of streams is part of it.
-      metrics: "loss" on held-out text and whatever else was measured at this step; None: nothing was.
+      streams: positions of the streams that this host writes; one host writes each stream (see `streams.writers`).
+      config: JSON-serialisable; contains the number of streams.
+      metrics: "loss" on held-out text and other metrics of this step; None: not evaluated.
 
     Raises:
-      UserError: saves have failed for too long; or this one, of several processes.
+      UserError: saves have failed for too long; or this save failed in a run of several processes.
     """
     items = {"streams": SaveStreams(streams), "config": ocp.args.JsonSave(config)}
     if self.base is not None:
@@ -215,17 +216,17 @@ class Checkpoints:
         self._close_manager()
         self._manager = self._open()
       self._manager.save(step, force=True, **how)
-    except Exception as error:  # of Orbax, TensorStore or the system
+    except Exception as error:  # from Orbax, TensorStore or the system
       self._saving = None
       self._failed(step, error)
     else:
       self._saving = step, self._waiter.submit(self._manager.wait_until_finished)
 
   def overdue(self) -> bool:
-    """Whether a save has failed, and the state as it is now is to be saved instead; asked after every step.
+    """Returns whether a save failed and the current state must be saved instead; called after every step.
 
     Raises:
-      UserError: saves have failed for too long; or the last, of several processes.
+      UserError: saves have failed for too long; or the last one failed in a run of several processes.
     """
     self._last = None  # its state has been donated
     if self._saving is not None:
@@ -235,7 +236,7 @@ class Checkpoints:
     return self._patience.failing and not self._patience.seconds_left()
 
   def _settle(self, error: BaseException | None = None) -> None:
-    """Waits for the save that has begun, unless it has failed already, and notes how it ended."""
+    """Waits for the running save, unless it has failed, and records its result."""
     assert self._saving is not None
     (step, saving), self._saving = self._saving, None
     while error is None and not saving.done():
@@ -248,7 +249,7 @@ class Checkpoints:
       self._failed(step, error)
 
   def _failed_so_far(self) -> Exception | None:
-    """What this one of several processes could not write; it would not end before others have waited for it in vain."""
+    """Returns the write error of one of several processes: Orbax reports it only after a timeout of the others."""
     return self._error if jax.process_count() > 1 else None
 
   def _failed(self, step: int, error: BaseException) -> None:
@@ -256,23 +257,23 @@ class Checkpoints:
     self._patience.failed(step, error, alone=not self._is_lost)
 
   def config(self, step: int) -> dict[str, object]:
-    """The config that `step` was saved with, by the keys of today.
+    """Returns the config of `step`, with current keys.
 
     Raises:
-      UserError: the step is not whole any more; says what is missing, and which step there is before it.
+      UserError: the step is incomplete; the message contains the missing items and the preceding step.
     """
     missing = [item for item in ("config", "state", "streams") if not (self.directory / str(step) / item).exists()]
     if missing == ["streams"]:
       raise UserError(
-        f"{self.directory / str(step)}: this checkpoint has no position in its data, as those that were converted; to"
-        f" train from it give --config.init.checkpoint={self.directory.parent} and another --workdir"
+        f"{self.directory / str(step)}: this checkpoint has no data position, as after `t2t convert`. To train"
+        f" from it give --config.init.checkpoint={self.directory.parent} and another --workdir."
       )
     if missing:
       before = max((earlier for earlier in self._manager.all_steps() if earlier < step), default=None)
-      then = "starts afresh" if before is None else f"goes on from step {before}"
+      then = "starts afresh" if before is None else f"resumes from step {before}"
       raise UserError(
-        f"{self.directory / str(step)}: this checkpoint has no {', no '.join(missing)}, which it had when it was saved;"
-        f" restore the folder, or move it away: then the same command {then}"
+        f"{self.directory / str(step)}: this checkpoint lacks {', '.join(missing)}, which it was saved with."
+        f" Restore the folder, or move it away: then the same command {then}."
       )
     saved: Any = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
     return with_current_keys(saved.config)
@@ -280,11 +281,11 @@ class Checkpoints:
   def restore(
     self, step: int, abstract: TrainState, stream_names: tuple[str, ...]
   ) -> tuple[TrainState, dict[str, bytes]]:
-    """Returns the state, each array directly in its shards, and the files beside it: its streams and what is no stream.
+    """Returns the state, each array read directly into its shards, and the files beside it: streams and other files.
 
     Raises:
-      UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.  Or it is of another
-        step, which one without a manifest says only now.
+      UserError: the checkpoint's arrays differ from `abstract`; the message contains the first.  Or the checkpoint
+        belongs to another step, which is detected here if it has no manifest.
     """
     path = self.directory / str(step)
     abstract = dataclasses.replace(abstract, opt_state=l2_sp.without_files(abstract.opt_state))
@@ -303,14 +304,16 @@ class Checkpoints:
       restored: Any = self._manager.restore(step, args=args)
     state = TrainState(**restored.state)
     if int(state.step) != step:
-      raise UserError(f"{path}: its arrays are of step {int(state.step)}; move it away, or give it that name")
+      raise UserError(
+        f"{path}: its arrays belong to step {int(state.step)}. Move it away, or rename it to {int(state.step)}."
+      )
     return _without_unread(state, unread), restored.streams
 
   def wait(self) -> None:
-    """Returns when everything is written; a save that fails is tried again here, for no step follows.
+    """Waits until everything is written; retries a failed save, because no step follows.
 
     Raises:
-      UserError: saves have failed for too long; or the last, of several processes.
+      UserError: saves have failed for too long; or the last one failed in a run of several processes.
     """
     while self._saving is not None or (self._patience.failing and self._last is not None):
       if self._saving is None:
@@ -320,8 +323,8 @@ class Checkpoints:
         self._settle()
 
   def close(self) -> None:
-    """Waits until everything is written, or has failed, which is told; and ends the background threads."""
-    if self._is_lost:  # of several processes, and each would wait for the others
+    """Waits for the running save, logs its failure, and ends the background threads."""
+    if self._is_lost:  # each of several processes would wait for the others
       self._waiter.shutdown(wait=False)
       return
     if self._saving is not None:
@@ -332,7 +335,7 @@ class Checkpoints:
     self._waiter.shutdown()
 
   def _close_manager(self) -> None:
-    for _ in range(2):  # the first time it raises once more what has failed, and closes nothing
+    for _ in range(2):  # the first call raises the earlier error again and closes nothing
       with contextlib.suppress(Exception):
         self._manager.close()
         return
@@ -345,14 +348,14 @@ def _saved(state: TrainState) -> dict[str, Any]:
 
 
 def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
-  """`function` of the path and the content of each outermost dict of a state: of parameters, or of moments by path."""
+  """Applies `function` to path and content of each outermost dict of a state: parameters, or moments by path."""
   is_dict = lambda x: isinstance(x, dict)
   apply = lambda path, x: function(path_name(path), x) if is_dict(x) else x
   return jax.tree_util.tree_map_with_path(apply, state, is_leaf=is_dict)
 
 
 def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
-  """A state's shapes, and those of what was saved with it but is no part of any model today."""
+  """Returns the state's shapes, plus the shapes of saved parameters that no model uses today."""
   if not unread:
     return abstract
   everywhere = sharding.replicated(sharding.mesh_of(abstract.step))
@@ -368,41 +371,41 @@ def _without_unread(state: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
 
 
 def _apart(x: jax.Array) -> jax.Array:
-  """The array, or of one that waits in the host's memory a copy, which no later step can be given the memory of.
+  """Returns the array, or a copy of an array in host memory, so that no later step reuses its memory.
 
-  Orbax (`replica_slices.transfer_arrays_to_host`) holds np.asarray of each shard when `save` returns.  Of a device's
-  memory that is a copy; of the host's it is a view, which is read in the background while the next step, to which the
-  state is donated, writes.  XLA's CPU backend refuses the donation as long as there is a view; no one says that all do.
+  Orbax (`replica_slices.transfer_arrays_to_host`) keeps np.asarray of each shard when `save` returns.  For device
+  memory this is a copy. For host memory it is a view, read in the background while the next step, which the state is
+  donated to, writes to it.  XLA's CPU backend refuses the donation while a view exists; other backends may not.
   """
   if x.sharding.memory_kind != "pinned_host":
     return x
   return jax.device_put(x, x.sharding, may_alias=False)
 
 
-STREAM = "stream-"  # prefix of the names of positions
-_OF_ORBAX = ("commit_success", "_")  # its own files in a checkpoint's folder
+STREAM = "stream-"  # name prefix of positions
+_OF_ORBAX = ("commit_success", "_")  # Orbax's own files in a checkpoint's folder
 
 
 class StreamsHandler(ocp.AsyncCheckpointHandler):
-  """Handler of the files of a checkpoint beside its arrays, one for each stream of the data."""
+  """Handler of the files beside a checkpoint's arrays, one for each data stream."""
 
   async def async_save(self, directory: epath.Path, args: "SaveStreams") -> list[ocp.future.Future]:
-    """Writes in the background, as soon as the checkpoint's folder is there."""
+    """Writes in the background, once the checkpoint's folder exists."""
 
     async def write():
       for name, content in args.streams.items():
-        # No part and no renaming: the folder itself is one that no reader takes before it is whole.
+        # No temporary file is needed: readers ignore the folder until it is complete.
         (directory / name).write_bytes(content)
 
     return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streams")]
 
   def save(self, directory: epath.Path, args: "SaveStreams") -> None:
-    """Writes at once; only asynchronous checkpoints are made here."""
+    """Raises TypeError: only asynchronous checkpoints are supported."""
     del directory, args
     raise TypeError("streams are saved by an asynchronous checkpointer")
 
   def restore(self, directory: epath.Path, args: "RestoreStreams") -> dict[str, bytes]:
-    """Returns the content of each requested stream, and of each file that is no stream."""
+    """Returns the content of each requested stream, and of each other file."""
     other_files = [path.name for path in directory.iterdir() if not path.name.startswith((STREAM, *_OF_ORBAX))]
     return {name: (directory / name).read_bytes() for name in (*args.names, *sorted(other_files))}
 
@@ -410,7 +413,7 @@ class StreamsHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(StreamsHandler, for_save=True)
 @dataclasses.dataclass
 class SaveStreams(ocp.args.CheckpointArgs):
-  """Position of each stream that this host is to write, by name; no other host writes it."""
+  """Positions of the streams that this host writes, by name; no other host writes them."""
 
   streams: dict[str, bytes]
 
@@ -418,6 +421,6 @@ class SaveStreams(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(StreamsHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreStreams(ocp.args.CheckpointArgs):
-  """The streams that this process will read."""
+  """The streams that this process reads."""
 
   names: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""What a step's folder is made of: a checksum of every file, written last, and what of it is damaged since.
+"""Manifest of a step's folder: a checksum of every file, written last, and the detection of damage.
 
-A disk may lose or turn bits, a copy may end too soon, and a hand may put a file of another step in a folder; arrays
-that were read from it would be wrong without a word.  Of a bucket's objects the checksums are the bucket's own, which
-it keeps and checks itself: they come with a listing, and nothing is read.
+Disks lose or flip bits, copies are truncated, and files are put in wrong folders; without a manifest wrong arrays would
+be read without an error.  For objects in a bucket the checksums are the bucket's own: they come with a listing, without
+reading.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,12 +26,12 @@ from t2t.storage import gcs
 T = TypeVar("T")
 
 NAME = "manifest.json"
-# Orbax writes it behind all else, the manifest included; that it is there matters, not what it says.
+# Orbax writes it after everything else, including the manifest; only its existence matters.
 COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
-ORBAX = "_CHECKPOINT_METADATA"  # what Orbax notes of a step: when it was saved, and of which items it is
-# What is removed first, in this order, of a step in a bucket: without these it cannot be taken for one that is whole.
+ORBAX = "_CHECKPOINT_METADATA"  # Orbax's metadata of a step: time of the save, and items
+# Files of a step in a bucket that are removed first, in this order: without them it does not count as complete.
 MARKERS = (COMMITTED, ORBAX)
-_WAITS = (1.0, 5.0, 15.0)  # seconds before what could not be read is read again
+_WAITS = (1.0, 5.0, 15.0)  # seconds before a failed read is retried
 _READERS, _READ_AT_ONCE = 8, 2**19
 
 Files = Mapping[str, tuple[int, int]]  # path within the folder -> size in bytes, CRC-32C
@@ -39,10 +39,10 @@ Files = Mapping[str, tuple[int, int]]  # path within the folder -> size in bytes
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What was saved.
+  """The saved files of a step.
 
-  step: that the folder is of.
-  files: all but the manifest itself and Orbax's marker.
+  step: of the folder.
+  files: all except the manifest itself and Orbax's marker.
   """
 
   step: int
@@ -50,10 +50,10 @@ class Manifest:
 
 
 def write(folder: epath.Path, step: int) -> None:
-  """Notes every file that is there, when no one writes there any more; on a disk all of them are durable after it.
+  """Writes the manifest of all files after the last writer; on a disk all files are durable afterwards.
 
   Raises:
-    OSError: a file cannot be read, or the manifest not written.
+    OSError: a file cannot be read, or the manifest cannot be written.
     UserError: its bucket cannot be listed.
   """
   if gcs.is_remote(folder):
@@ -71,7 +71,7 @@ def write(folder: epath.Path, step: int) -> None:
 
 
 def sync(folder: os.PathLike | str) -> None:
-  """Returns when the disk has the names in a folder; of what lies in a bucket there is nothing to do."""
+  """Flushes the names in a folder to disk; does nothing in a bucket."""
   if gcs.is_remote(folder):
     return
   handle = os.open(folder, os.O_RDONLY)
@@ -82,19 +82,19 @@ def sync(folder: os.PathLike | str) -> None:
 
 
 def read(folder: epath.Path) -> Manifest | None:
-  """The manifest of a step's folder; None: it has none.
+  """Returns the manifest of a step's folder; None without one.
 
   Raises:
     OSError: it cannot be read.
-    ValueError: it is not as it was made, to the bit.
+    ValueError: it has changed since it was written.
     UserError: its bucket cannot be listed.
   """
-  # Not by epath, whose client remembers for seconds what was there.
+  # epath's client caches listings for seconds.
   return _parse(gcs.read(folder / NAME)) if NAME in gcs.names(folder, where="checkpoint") else None
 
 
 def size(folder: epath.Path) -> int:
-  """Bytes of all files of a step's folder.
+  """Returns the bytes of all files of a step's folder.
 
   Raises:
     UserError: its bucket cannot be listed.
@@ -107,16 +107,16 @@ def size(folder: epath.Path) -> int:
 def differences(
   folder: epath.Path, manifest: Manifest, *, largest: int | None = None, share: tuple[int, int] = (0, 1)
 ) -> list[str]:
-  """What of a step's folder is not as it was saved, a line for each file that is missing or has other bytes.
+  """Returns a line for each file of a step's folder that is missing or has changed.
 
   Args:
-    folder: of the step; files that came later, as a person's notes, do not count.
-    manifest: its own.
+    folder: of the step; files added later, for example notes, are ignored.
+    manifest: of the folder.
     largest: of files with more bytes only the size is compared; None: all are read.
-    share: (index, number) of this host among those that read the same files: it reads its own part of them.
+    share: (index, number) of this host among the hosts that share the reading.
 
   Raises:
-    UserError: its bucket cannot be listed, or a file that is there not be read, however often it was tried.
+    UserError: its bucket cannot be listed, or an existing file cannot be read after several attempts.
   """
   index, number = share
   if gcs.is_remote(folder):
@@ -127,31 +127,29 @@ def differences(
   else:
     there, sizes = {}, patiently(lambda: _sizes(folder), folder)
   faults, to_check = [], []
-  # The largest are dealt out first, so that all hosts read about as much.
+  # Distribute the largest files first, so that all hosts read about as much.
   for turn, (name, (size, _)) in enumerate(sorted(manifest.files.items(), key=lambda file: (-file[1][0], file[0]))):
     if turn % number != index:
       continue
     if name not in sizes:
       faults.append(f"{name} is missing")
     elif sizes[name] != size:
-      faults.append(f"{name} has {sizes[name]:,} bytes, {size:,} were saved")
+      faults.append(f"{name} has {sizes[name]:,} bytes, expected {size:,}")
     elif largest is None or size <= largest:
       to_check.append(name)
   try:
     there = there or _checksums(folder, {name: sizes[name] for name in to_check})
   except FileNotFoundError as error:
     return [*faults, f"{_relative(error, folder)} is missing"]
-  return faults + [
-    f"{name} has other bytes than were saved" for name in to_check if there[name] != manifest.files[name]
-  ]
+  return faults + [f"{name} does not match its checksum" for name in to_check if there[name] != manifest.files[name]]
 
 
 def patiently(read: Callable[[], T], path: os.PathLike) -> T:
-  """What `read` returns; where the system cannot read, it is tried again after a while.
+  """Returns the result of `read`; retries after a pause if the system cannot read.
 
   Raises:
-    FileNotFoundError: what is to be read is not there.
-    UserError: it still cannot be read: whether it is damaged is not known, and nothing is done to it.
+    FileNotFoundError: the file does not exist.
+    UserError: it still cannot be read: whether it is damaged is unknown, and it is left unchanged.
   """
   for wait in (*_WAITS, None):
     try:
@@ -161,12 +159,12 @@ def patiently(read: Callable[[], T], path: os.PathLike) -> T:
     except OSError as error:
       reason, cause = error.strerror or error, error
     if wait is not None:
-      logging.warning("%s: cannot be read (%s): it is tried again", path, reason)
+      logging.warning("%s: cannot be read (%s); retrying", path, reason)
       time.sleep(wait)
   raise UserError(
-    f"{path}: cannot be read ({reason}), however often it was tried, so that nobody knows if it is as it was saved;"
-    " when the disk or bucket is well again, the same command goes on from it, and from the step before if you"
-    " move it away"
+    f"{path}: cannot be read ({reason}) after several attempts, so that it cannot be verified."
+    " When the disk or bucket works again, the same command resumes from it, or from the step before if you"
+    " move it away."
   ) from cause
 
 
@@ -176,7 +174,7 @@ def _relative(error: OSError, folder: epath.Path) -> str:
 
 
 def _render(manifest: Manifest) -> bytes:
-  """A line for each file, and in front of all the checksum of what follows."""
+  """Returns a line for each file, after a checksum of all lines."""
   files = sorted(manifest.files.items())
   lines = [f"    {json.dumps(name)}: [{size}, {checksum}]" for name, (size, checksum) in files]
   body = f'  "step": {manifest.step},\n  "files": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
@@ -184,16 +182,16 @@ def _render(manifest: Manifest) -> bytes:
 
 
 def _parse(content: bytes) -> Manifest:
-  """Of what `_render` made."""
+  """Parses the output of `_render`."""
   try:
     values = json.loads(content)
     files = {name: (size, checksum) for name, (size, checksum) in values["files"].items()}
     manifest = Manifest(values["step"], files)
     is_intact = _render(manifest) == content
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-    raise ValueError("it is no manifest") from error
+    raise ValueError("not a manifest") from error
   if not is_intact:
-    raise ValueError("it has other bytes than were saved")
+    raise ValueError("does not match its checksum")
   return manifest
 
 
@@ -207,7 +205,7 @@ def _listed(folder: epath.Path) -> Files:
 
 
 def _sizes(folder: epath.Path) -> dict[str, int]:
-  """Every file of a local folder, wherever in it, but for the manifest itself and what comes after it.
+  """Returns the size of every file in a local folder and below it, except the manifest and later files.
 
   Raises:
     OSError: a folder cannot be listed.
@@ -221,13 +219,13 @@ def _sizes(folder: epath.Path) -> dict[str, int]:
   for parent, _, names in os.walk(folder, onerror=fail):
     for name in names:
       path = pathlib.Path(parent, name)
-      with contextlib.suppress(FileNotFoundError):  # deleted by now
+      with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
         sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
   return {name: sizes[name] for name in _own(sizes)}
 
 
 def _checksums(folder: epath.Path, sizes: Mapping[str, int], *, durable: bool = False) -> Files:
-  """Size and checksum of these files of a local folder."""
+  """Returns size and checksum of these files of a local folder."""
   with concurrent.futures.ThreadPoolExecutor(_READERS) as readers:
     read = lambda path: _checksum(path, durable) if durable else patiently(lambda: _checksum(path, durable), path)
     checksums = readers.map(lambda name: read(pathlib.Path(folder, name)), sizes)
@@ -244,19 +242,20 @@ def _checksum(path: pathlib.Path, durable: bool) -> int:
   return checksum
 
 
-# ---- When it is written ----------------------------------------------------------------------------------------------
+# ---- Writing with Orbax ----------------------------------------------------------------------------------------------
 
 
 def _sealing(base: type[ocp.path.atomicity.TemporaryPathBase]) -> type[ocp.path.atomicity.TemporaryPathBase]:
-  """A way of Orbax's to give a whole checkpoint its name, which notes its files before.
+  """Returns an Orbax path class that writes the manifest before a complete checkpoint gets its final name.
 
-  Orbax calls it on the first host, when all hosts have written theirs; a save that is killed before has no name yet.
+  Orbax calls it on the first host after all hosts have written their files; a save that is killed earlier has no final
+  name.
   """
 
   class Sealing(base):
     async def finalize(self) -> None:
-      if self.get_final().name.isdigit():  # an item of the step, such as "state", has a name of its own
-        # Orbax would write into this file afterwards.
+      if self.get_final().name.isdigit():  # items of the step, for example "state", have other names
+        # Orbax would write to this file afterwards.
         store, self._checkpoint_metadata_store = self._checkpoint_metadata_store, None
         if store is not None:
           store.update(file_path=self.get() / ORBAX, commit_timestamp_nsecs=time.time_ns())
@@ -269,10 +268,10 @@ def _sealing(base: type[ocp.path.atomicity.TemporaryPathBase]) -> type[ocp.path.
 
 
 class _Lenient(ocp.path.atomicity.CommitFileTemporaryPath):
-  """A way that tells only at the end of a folder that could not be made.
+  """A path that reports a failed folder creation only when it is finalized.
 
-  Folders in a bucket are made in the background, and of one that is not, whoever writes there would hear after five
-  minutes.  A bucket takes objects without: what is written meanwhile is no checkpoint, for it is never given its name.
+  Folders in a bucket are created in the background, and writers learn of a failure after five minutes. A bucket takes
+  objects without folders: files written meanwhile never become a checkpoint, because it never gets its name.
   """
 
   _error: Exception | None = None
@@ -295,5 +294,5 @@ _InBucket = _sealing(_Lenient)
 
 
 def temporary_path_class(folder: epath.Path) -> type[ocp.path.atomicity.TemporaryPathBase]:
-  """What Orbax's options take, of checkpoints in `folder`."""
+  """Returns the path class for Orbax's options, for checkpoints in `folder`."""
   return _InBucket if gcs.is_remote(folder) else _OnDisk

@@ -1,4 +1,4 @@
-"""An adapter's run as a model by itself: what it added is merged, parameter by parameter, into what it lies on."""
+"""Merges an adapter into its base model, parameter by parameter."""
 
 from typing import Any
 
@@ -14,20 +14,20 @@ from t2t.storage import gcs
 
 
 def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Foreign]:
-  """An adapter's checkpoint, and its merged parameters, to be read one by one.
+  """Opens an adapter's checkpoint; returns it, and its merged parameters as lazy tensors.
 
   Args:
-    path: a workdir, whose last step counts, or one of its checkpoints.
-    where: what the user named it with, for messages.
+    path: a workdir, for its last step, or one of its checkpoints.
+    where: the option or key of the path, for messages.
 
   Raises:
-    UserError: there is none, it has no adapter, it is damaged, or not on top of what it was.
+    UserError: there is no checkpoint, it has no adapter, it is damaged, or its base has changed.
   """
   source = pretrained.read_source(path, where=where)
   if not source.adapters:
     raise UserError(
-      f"{where}{path}: nothing adapts this model: its config has none of {', '.join(adapters_lib.ADAPTERS)}; it can be"
-      " used as it is"
+      f"{where}{path}: the model has no adapter: its config has none of {', '.join(adapters_lib.ADAPTERS)}. Use "
+      "it without merging."
     )
   foreign = tensor_writer.open_foreign(str(source.path), where=where)
   lazy_tensors.check(foreign)
@@ -37,31 +37,31 @@ def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Forei
 def save(
   source: pretrained.Source, foreign: Foreign, out: str, *, advance: atomic_output.Progress = lambda *_: None
 ) -> None:
-  """Writes what `open_merged` gave as a workdir of t2t's, with the config of the run but for its adapter.
+  """Writes the result of `open_merged` as a t2t workdir, with the run's config without its adapter.
 
-  No more than one layer or matrix is in memory at a time.
+  At most one layer or matrix is in memory at a time.
 
   Args:
     source, foreign: see `open_merged`.
-    out: a folder that is not there yet, or is empty.
+    out: a folder that does not exist or is empty.
     advance: see `atomic_output.Progress`.
 
   Raises:
-    UserError: there is something at `out`, or no space for it.
+    UserError: `out` is not empty, or the disk is full.
   """
   folder = gcs.absolute(out)
   tensor_writer.save(foreign, folder, config=_config(source, foreign, folder), advance=advance)
 
 
 def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dict[str, Any]:
-  """Of the run, as far as it says what the model was trained on and how it is asked."""
+  """Returns the run's config, as far as it describes training data and inference."""
   config = {name: dict(values) for name, values in source.run.items() if name not in OPTIONAL}
   if source.part:
-    # What was trained beside it stays behind, and with it the loss that made use of both.
+    # Modules trained beside the model are left out, and with them the loss that used both.
     config["train"]["loss"] = "cross_entropy"
-  # What stands for parameters that are no more, or were not to be trained, is said of the adapted model.
+  # These keys refer to parameters of the adapted model.
   config["train"]["freeze"], config["optimizer"]["param_groups"] = (), ()
-  # Who starts a run with this config starts from the merged model, not from what lay below it.
+  # A run with this config starts from the merged model, not from the base.
   config["init"] |= {"checkpoint": "", "reinit": (), "rename": (), "resize": ()}
   if foreign.vocabulary:
     config["data"] |= tensor_writer.vocabulary_keys(foreign, out)

@@ -1,6 +1,6 @@
-"""Several adapters of one model at once: what they lie on top of is in memory once, whatever their number.
+"""Several adapters of one base model, which is in memory once.
 
-What each adds stays beside them, and is not merged: merged, each would be a whole model.
+The adapters are not merged, because each merged model would be a full copy.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,18 +16,18 @@ from t2t.convert.lazy_tensors import Tensor
 from t2t.param_tree import Params, flatten, unflatten
 from t2t.storage import gcs
 
-_LOOKED_AT = 1 << 20  # bytes of the base's smallest arrays, which are compared before it is loaded
+_LOOKED_AT = 1 << 20  # bytes of the base's smallest arrays, which are compared before loading
 
 
 def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pretrained.Source]:
-  """The adapters that lie on top of a checkpoint, as sources whose adapter is kept; no device is needed.
+  """Opens adapters of a checkpoint as unmerged sources; needs no device.
 
   Args:
     base: the checkpoint.
-    places: name of an adapter -> its run, or one of its checkpoints; of one that tells tasks apart the task's name.
+    places: name of an adapter -> its run or checkpoint; if that has several tasks, the name is a task's.
 
   Raises:
-    UserError: one is no adapter, or lies on top of another model, as far as shapes and small arrays show it.
+    UserError: a path has no adapter, or its base differs in shapes or small arrays.
   """
   tensors = functools.cache(lambda: (base.foreign or tensor_writer.open_foreign(str(base.path))).tensors)
   sources = {}
@@ -42,17 +42,20 @@ def _open(
 ) -> pretrained.Source:
   source = dataclasses.replace(pretrained.read_source(path, where=where), keeps=True)
   if not source.adapters:
-    raise UserError(f"{where}{path}: nothing adapts this model; give it by --checkpoint, alone")
+    raise UserError(f"{where}{path}: the model has no adapter. Give it as --checkpoint, alone.")
   if source.base is None:
     raise UserError(
-      f"{where}{path}: it was saved with all that it lies on top of, by an earlier version; give it by --checkpoint"
+      f"{where}{path}: an earlier version saved it together with its base. Give it as --checkpoint, alone."
     )
   entries, shapes = source.base.entries, pretrained.shapes(base)
-  another = f"{where}{path}: lies on top of another model than {base.path}, that of {source.base.path}"
+  another = f"{where}{path}: its base is not {base.path}, but {source.base.path}"
   for entry in entries.values():
     if shapes.get(entry.name) != entry.shape:
       there = list(shapes[entry.name]) if entry.name in shapes else "missing"
-      raise UserError(f"{another}: {entry.name} is {list(entry.shape)} there, and here {there}")
+      raise UserError(
+        f"{another}: {entry.name} has shape {list(entry.shape)} there, and here {there}. Give --checkpoint "
+        f"{source.base.path}."
+      )
   if gcs.absolute(source.base.path) == base.path:
     return source
   there = tensors()
@@ -63,22 +66,25 @@ def _open(
       break
     digest = base_model_ref.digest_of_parts(read() for read in there[entry.name].parts)
     if digest != entry.digest:
-      raise UserError(f"{another}: {entry.name} has the digest {entry.digest} there, and here {digest}")
+      raise UserError(
+        f"{another}: {entry.name} has the digest {entry.digest} there, and here {digest}. Give --checkpoint "
+        f"{source.base.path}."
+      )
   return source
 
 
 def load(
   base: pretrained.Source, adapters: Mapping[str, pretrained.Source], mesh: jax.sharding.Mesh
 ) -> dict[str, Params]:
-  """The parameters of each adapted model, and of the base as ""; those that several have are the same arrays.
+  """Loads the parameters of each adapted model, and of the base as ""; models share their common arrays.
 
   Args:
     base: the checkpoint.
-    adapters: see `open_all`; or the tasks that the checkpoint itself tells apart, see `select_task.split_by_task`.
-    mesh: on which they are put.
+    adapters: see `open_all`; or the tasks of the checkpoint itself, see `select_task.split_by_task`.
+    mesh: device mesh of the arrays.
 
   Raises:
-    UserError: an adapter lies on top of another model.
+    UserError: an adapter has another base.
   """
   plain = pretrained.load(base, mesh).params
   if base.tasks:

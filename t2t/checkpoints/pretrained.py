@@ -1,6 +1,6 @@
-"""A checkpoint as a model to be used: for evaluation, for writing text, and as where fine-tuning starts.
+"""A checkpoint as a model for evaluation, inference, or the start of fine-tuning.
 
-It is one of t2t's own, or a folder of Hugging Face's or T5X's, which is converted in memory.
+It has t2t's own format, or the format of Hugging Face or T5X, which is converted in memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,19 +30,19 @@ if typing.TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """What a checkpoint says of itself.
+  """Description of a checkpoint, without arrays.
 
   path: its folder.
-  model: the shape of its model.
-  run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
-  vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
-  foreign: where its parameters are, if they are not in t2t's format.
-  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them, if it can be.
-  base: what of its parameters lies in another checkpoint; None: nothing.
-  part: where its model is among the parameters that were trained together; "" where it is all of them.
-  keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
-  task: the one that its model is asked for, if it tells tasks apart; "": none is chosen, see `select_task`.
-  prefix_task: the one of its tasks whose prefix stands in front of each input; "": of the only one.
+  model: config of its model.
+  run: the training config, {section: {key: value}}; for a checkpoint of another library the known part.
+  vocabulary: as `vocabularies.load` takes it; "" if there is none beside the checkpoint.
+  foreign: lazy parameters, if their format is not t2t's.
+  adapters: adapters of its model; readers get parameters with merged adapters, if merging is possible.
+  base: reference to parameters in another checkpoint; None: all are in this one.
+  part: path of its model among jointly trained parameters; "" if it is all of them.
+  keeps: whether adapters stay unmerged although merging is possible.
+  task: selected task of a model with task-specific parameters; "": none, see `select_task`.
+  prefix_task: task whose prefix is added to each input; "": that of the only task.
   """
 
   path: epath.Path
@@ -59,28 +59,28 @@ class Source:
 
   @property
   def prefix(self) -> str:
-    """What paths of the model's parameters begin with where they were saved."""
+    """Path prefix of the model's parameters in the checkpoint."""
     return f"{self.part}/" if self.part else ""
 
   @property
   def merged(self) -> adapters_lib.Adapters:
-    """Those of the adapters that nobody sees who reads the parameters."""
+    """Adapters that are merged when parameters are read."""
     return {} if self.keeps else adapters_lib.mergeable(self.adapters)
 
   @property
   def tasks(self) -> tuple[str, ...]:
-    """Those that one is to be chosen of, before its model is asked anything."""
+    """Tasks to choose from before inference; empty if one is chosen or there is only one."""
     known = adapters_lib.tasks(self.adapters)
     return known if len(known) > 1 and not self.task else ()
 
   @property
   def asked(self) -> TransformerConfig:
-    """The shape of its model for those who ask it something, see `adapters_lib.as_asked`."""
+    """Config of its model for inference, see `adapters_lib.as_asked`."""
     return adapters_lib.as_asked(self.model, self.adapters)
 
   @property
   def extra_ids(self) -> int:
-    """Sentinels behind the vocabulary's own ids."""
+    """Number of sentinels after the vocabulary's own ids."""
     from t2t.data import vocabularies
 
     if self.foreign is not None:
@@ -91,7 +91,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedModel:
-  """A model with its parameters on the mesh: `nnx.merge(graphdef, params)`; its shape is `Source.asked`."""
+  """A model with parameters on the mesh: `nnx.merge(graphdef, params)`; its config is `Source.asked`."""
 
   config: TransformerConfig
   graphdef: nnx.GraphDef
@@ -99,14 +99,14 @@ class PretrainedModel:
 
 
 def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
-  """Reads what a checkpoint says of itself; no device is needed.
+  """Reads the description of a checkpoint; needs no device.
 
   Args:
-    path: a workdir that t2t trained in, one of its checkpoints, or a checkpoint of Hugging Face's or T5X's.
-    where: what the user named it with, for messages.
+    path: a t2t workdir, one of its checkpoints, or a checkpoint of Hugging Face or T5X.
+    where: the option or key of the path, for messages.
 
   Raises:
-    UserError: there is none, it is another version's, or it cannot be converted.
+    UserError: there is none, another version wrote it, or it cannot be converted.
   """
   from t2t import convert
 
@@ -116,19 +116,19 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
     return of_foreign(convert.open_foreign(path, where=where))
   folder = restore.checkpoint_folder(path, where=where)
   if (folder / restore.FISHER).exists():
-    raise UserError(f"{where}{path}: is Fisher information, and no model; give it as config.optimizer.fisher")
+    raise UserError(f"{where}{path}: is Fisher information, not a model. Give it as --config.optimizer.fisher={path}.")
   run: dict[str, Any] = restore.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)
   if unknown:
     raise UserError(
-      f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
+      f"{where}{path}: its config.model has the key {unknown[0]!r}, which this version of t2t does not know. "
+      "Upgrade t2t."
     )
   adapters = {name: adapters_lib.ADAPTERS[name].config(**run[name]) for name in adapters_lib.ADAPTERS if name in run}
-  name = run.get("train", {}).get("loss", "cross_entropy")  # the only one, before they had names
+  name = run.get("train", {}).get("loss", "cross_entropy")  # the only loss before losses had names
   part = losses.LOSSES[name].part if name in losses.LOSSES else ""
-  # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
-  # them needs neither.
+  # The saved kernel suits the training devices, and parameters are not quantized: readers need neither.
   settings: dict[str, Any] = {**run["model"], "attention_kernel": "", "attention_block": 0, "quantization": ""}
   model = TransformerConfig(**settings)
   base = restore.read_base(folder)
@@ -136,7 +136,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
 
 
 def of_foreign(foreign: "Foreign") -> Source:
-  """What a checkpoint of Hugging Face's or T5X's says of itself."""
+  """Returns the description of a checkpoint of Hugging Face or T5X."""
   lengths = {"inputs_length": 512, "targets_length": 512} | dict(foreign.lengths)
   data: dict[str, Any] = lengths | {"vocabulary": foreign.vocabulary, "extra_ids": foreign.extra_ids}
   if foreign.table:
@@ -146,7 +146,7 @@ def of_foreign(foreign: "Foreign") -> Source:
 
 
 def _vocabulary(folder: epath.Path) -> str:
-  # WORKDIR/checkpoints/STEP; or the folder of a checkpoint that was copied together with its vocabulary.
+  # Either WORKDIR/checkpoints/STEP, or a checkpoint's folder that was copied together with its vocabulary.
   for parent in (folder, folder.parent.parent):
     if (parent / manager.VOCABULARY).exists():
       return str(parent / manager.VOCABULARY)
@@ -154,9 +154,10 @@ def _vocabulary(folder: epath.Path) -> str:
 
 
 def adopt(config: ConfigDict, source: Source) -> None:
-  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its own dropout, kernel, bits and heads.
+  """Copies the checkpoint's model and vocabulary to `config`, which keeps its own dropout, kernel, quantization and
+  heads.
 
-  Inputs are at most as long as the positions that the model has learned.
+  Limits the inputs length to the learned positions of the model.
   """
   kept_fields = {
     name: config.model[name] for name in ("dropout_rate", "attention_kernel", "attention_block", "quantization")
@@ -164,10 +165,10 @@ def adopt(config: ConfigDict, source: Source) -> None:
   kept_fields["heads"] = config.model.heads or source.model.heads
   config.model.update(dataclasses.asdict(source.model) | kept_fields)
   if most := source.asked.most_positions:
-    # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
+    # A decoder-only model has the answer in the same row; an encoder a short one, [CLS] and [SEP].
     reserved = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
     room = most - reserved[source.model.architecture]
-    if config.data.inputs_length:  # else the data decides
+    if config.data.inputs_length:  # 0: the data determines the length
       config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
     config.data.vocabulary = source.vocabulary
@@ -175,10 +176,10 @@ def adopt(config: ConfigDict, source: Source) -> None:
 
 
 def vocabulary(source: Source) -> Vocabulary:
-  """The seqio vocabulary that a checkpoint was trained with: the one saved beside it, or else what its config names.
+  """Returns the seqio vocabulary of a checkpoint: the one saved beside it, otherwise the one in its config.
 
   Raises:
-    UserError: it cannot be found, or only by running code that nobody asked for.
+    UserError: it is not found, or only by running untrusted code.
   """
   from t2t.data import pipeline, run_sources, vocabularies
 
@@ -190,22 +191,22 @@ def vocabulary(source: Source) -> Vocabulary:
   data = DataConfig(**values | {"task_modules": modules})
   if not (data.vocabulary or data.is_named):
     raise UserError(
-      f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
-      " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE, or t2t.load(..., vocabulary=FILE) in Python"
+      f"{source.path}: there is no vocabulary beside this checkpoint. Convert it again with one:"
+      " `t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE`, or t2t.load(..., vocabulary=FILE) in Python."
     )
   try:
     return pipeline.vocabulary(data)
   except UserError as error:
     if not untrusted:
       raise
-    raise UserError(f"{source.path}: its vocabulary is that of {run_sources.of(data).title}; {untrusted}") from error
+    raise UserError(f"{source.path}: its vocabulary belongs to {run_sources.of(data).title}; {untrusted}") from error
 
 
 def trust(modules: str) -> None:
-  """Imports what the user asked for, comma-separated: from now on a checkpoint may name it, too.
+  """Imports comma-separated modules that the user trusts; later, checkpoints may refer to them.
 
   Raises:
-    UserError: it cannot be imported.
+    UserError: a module cannot be imported.
   """
   if modules:
     from t2t.data import registry
@@ -215,17 +216,17 @@ def trust(modules: str) -> None:
 
 
 def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
-  """The modules of a checkpoint's tasks that may be imported, and why others may not, "" where there are none."""
+  """Returns the trusted modules of a checkpoint's tasks, and the reason why others may not be imported, or ""."""
   from t2t.data import registry
 
   data: Any = source.run["data"]
   modules = tuple(data.get("task_modules", ()))
   why = registry.why_untrusted(modules)
-  return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
+  return tuple(filter(registry.is_trusted, modules)), f"{why} (in t2t eval: --config.data.task_modules)" if why else ""
 
 
 def trained_tasks(source: Source) -> list[typing.Any]:
-  """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
+  """Returns the registered seqio tasks of the fine-tuning, without pre-training objectives and untrusted modules."""
   from t2t.data import objectives, task_resolution
 
   data: Any = source.run["data"]
@@ -240,29 +241,28 @@ def trained_tasks(source: Source) -> list[typing.Any]:
 
 
 def answers_by_heads(source: Source) -> bool:
-  """Whether the model was trained to answer by its heads."""
+  """Returns whether the model was trained to predict with its heads."""
   if source.foreign is not None or not source.model.vocabulary_head:
-    # Where tokens have logits, its heads are those of pre-training (BERT's NSP), and no task's.
+    # Heads beside token logits belong to pre-training (BERT's NSP), not to a task.
     return not source.model.vocabulary_head
   train: Any = source.run.get("train", {})
   return losses.answered_by_heads(train.get("loss", ""))
 
 
 def predicts_tokens(source: Source) -> bool:
-  """Whether the model was trained to predict tokens, perhaps beside what its heads answer."""
+  """Returns whether the model was trained to predict tokens, possibly besides its heads."""
   return source.model.vocabulary_head and source.run.get("train", {}).get("loss", "") != "heads"
 
 
 def ends_prompts(source: Source) -> tuple[bool | None, str]:
-  """Whether a decoder alone was trained with EOS behind what it is given, and what says so; None: nothing does.
+  """Returns whether a decoder-only model was trained with EOS after its inputs, and the reason; None: unknown.
 
-  Pre-training objectives end the inputs, and so do prefix_lm's; behind those of text-to-text tasks, and in text that is
-  simply continued, the next token follows at once.
+  Pre-training objectives and prefix_lm end inputs with EOS; text-to-text tasks and plain language modeling do not.
   """
   from t2t.data import objectives, task_resolution
 
   data: Any = source.run["data"]
-  if data.get("sources"):  # each as if it were all that was read
+  if data.get("sources"):  # evaluate each source as if it were the only one
     sources = [
       {**data, "sources": {}, **{key: x for key, x in values.items() if x}} for values in data["sources"].values()
     ]
@@ -277,7 +277,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   if data.get("table"):
     return False, f"{DataConfig.described(data['table']['files'])} is a table"
   if not mixture:
-    return None, "its checkpoint does not say what it was trained on"
+    return None, "its checkpoint does not record its training data"
   modules, untrusted = task_modules(source)
   try:
     registered = task_resolution.named(mixture, modules=modules)
@@ -288,9 +288,9 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
 
 
 def reads_causally(source: Source) -> bool:
-  """Whether prompts are read from left to right by a model that can read both ways: if none was given it to read so.
+  """Returns whether prompts are encoded causally by a bidirectional-prefix model, because training had no inputs.
 
-  GPT-BERT reads hidden tokens both ways, and continues text from left to right.
+  GPT-BERT attends to hidden tokens in both directions, and continues text from left to right.
   """
   from t2t.data import objectives, task_resolution
 
@@ -315,9 +315,9 @@ def reads_causally(source: Source) -> bool:
 
 
 def abstract(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
-  """The model with the shapes of its parameters, each with its sharding, in their place.
+  """Returns the model with shapes and shardings in place of its parameters.
 
-  It computes as `TransformerConfig.for_inference` says.
+  Computes with the settings of `TransformerConfig.for_inference`.
 
   Raises:
     UserError: the mesh does not divide a parameter.
@@ -337,17 +337,17 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
 
 
 def load(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
-  """`abstract` with the parameters themselves, each array read directly into its shards; of one task, if it is chosen.
+  """Loads the model of `abstract`, each array directly into its shards, and restricts it to the chosen task, if any.
 
   Raises:
-    UserError: as there, or the checkpoint has other arrays than its config says.
+    UserError: as there, or the checkpoint's arrays differ from its config.
   """
   model = abstract(source, mesh)
   return dataclasses.replace(model, params=of_task(source, load_params(source, model.params)))
 
 
 def of_task(source: Source, params: Params) -> Params:
-  """Those of the one task that is chosen, if any is: the model of all has the same structure."""
+  """Returns the parameters of the chosen task, or all; the structure of the model is the same."""
   if not source.task:
     return params
   number = adapters_lib.number_of(source.task, source.adapters, where=str(source.path))
@@ -355,14 +355,14 @@ def of_task(source: Source, params: Params) -> Params:
 
 
 def load_params(source: Source, params: Params) -> Params:
-  """The parameters of a checkpoint; what its model was adapted by is merged into them, or among them.
+  """Loads the parameters of a checkpoint, including adapters, merged or not.
 
   Args:
     source: the checkpoint.
     params: nested dict of `jax.ShapeDtypeStruct` with shardings.
 
   Raises:
-    UserError: the checkpoint's parameters are not these.
+    UserError: the checkpoint has other parameters.
   """
   if source.foreign is None and not (source.adapters or source.part or source.base):
     return restore.restore_params(source.path, params)
@@ -378,11 +378,11 @@ def load_params(source: Source, params: Params) -> Params:
 
 
 def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of a checkpoint's model, without what is merged into them.
+  """Returns path and shape of each parameter of a checkpoint's model, without parameters merged into others.
 
   Args:
     source: the checkpoint.
-    heads_of: paths in another model: a class head there finds the checkpoint's pooler.
+    heads_of: paths in another model, whose class heads may take the checkpoint's pooler.
   """
   if source.foreign is None:
     param_shapes = {_base(source, path): shape for path, shape in _saved_shapes(source).items()}
@@ -394,23 +394,23 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 
 
 def _base(source: Source, path: str) -> str | None:
-  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or is merged into others."""
+  """Returns the model's path of a saved parameter; None: it is outside the model, or is merged into others."""
   prefix = source.prefix
   return adapters_lib.base_path(path.removeprefix(prefix), source.merged) if path.startswith(prefix) else None
 
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter as it was saved, or lies in the base."""
+  """Returns path and shape of each parameter, saved or in the base."""
   below = () if source.base is None else source.base.all_bases
   entries = {path: entry.shape for base in below for path, entry in base.entries.items()}
   return restore.param_shapes(source.path) | entries
 
 
 def base_of(source: Source, base: base_model_ref.Base | None = None) -> Source:
-  """What a checkpoint of an adapter lies on top of, or one of its `Base.all_bases`.
+  """Returns the base of an adapter's checkpoint, or one of its `Base.all_bases`.
 
   Raises:
-    UserError: it is not there any more, or cannot be read.
+    UserError: it no longer exists, or cannot be read.
   """
   base, workdir = base or source.base, source.path.parent.parent
   assert base is not None
@@ -418,41 +418,41 @@ def base_of(source: Source, base: base_model_ref.Base | None = None) -> Source:
 
 
 def check_may_be_base(source: Source, *, where: str) -> None:
-  """Refuses what no digest tells: what is merged when it is read has not the same bits on every mesh and machine.
+  """Raises an error for a base that is merged when read, because its bits, and digests, depend on mesh and machine.
 
   Args:
-    source: what an adapter is to lie on top of.
-    where: what the user named it with, for messages.
+    source: base of a new adapter.
+    where: the option or key of its path, for messages.
 
   Raises:
-    UserError: its model has an adapter that is merged; says what to do.
+    UserError: its model has an adapter that is merged.
   """
   if source.merged:
     raise UserError(
-      f"{where}: its model has what config.{'/'.join(source.merged)} added, and what is merged anew by whoever reads it"
-      f" is not everywhere the same to the bit; make it a model by itself, `t2t adapt merge {source.path} --output"
-      " FOLDER`, and give that"
+      f"{where}: its model has the adapter config.{'/'.join(source.merged)}, which is merged at every read, with "
+      "bits that"
+      f" depend on the machine. Merge it once, `t2t adapt merge {source.path} --output FOLDER`, and give FOLDER."
     )
 
 
 def open_base(base: base_model_ref.Base, path: str, *, where: str) -> Source:
-  """A base that lies at `path`, read as it was when an adapter was put on top of it; see `read_source`."""
+  """Opens a base at `path` as it was when the adapter was trained; see `read_source`."""
   return dataclasses.replace(read_source(path, where=where), part=base.part)
 
 
 def read_base(
   base: base_model_ref.Base, source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]
 ) -> dict[str, jax.Array]:
-  """Some parameters of what an adapter lies on top of, compared with what they were.
+  """Reads some parameters of an adapter's base and compares their digests.
 
   Args:
-    base: what they were.
-    source: where they are; see `open_base`.
-    wanted: name -> (path in the adapted model, its shape with a sharding); of another length than there a dimension is
-      cut off, or filled up, and the parameter is not compared.
+    base: reference with digests.
+    source: the base; see `open_base`.
+    wanted: name -> (path in the adapted model, its shape with a sharding); a dimension of another length is truncated
+      or zero-padded, and the parameter is not compared.
 
   Raises:
-    UserError: one has another digest.
+    UserError: a digest differs.
   """
   params = read(source, {name: (base.entries[path].name, x) for name, (path, x) in wanted.items()})
   complete = {path: params[name] for name, (path, x) in wanted.items() if x.shape == base.entries[path].shape}
@@ -461,7 +461,7 @@ def read_base(
 
 
 def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  """`restore.read_params`, of the base what lies there."""
+  """Reads saved parameters like `restore.read_params`, and parameters of the base from there."""
   paths = source.base.paths if source.base is not None else ()
   params = restore.read_params(source.path, {name: target for name, target in wanted.items() if target[0] not in paths})
   for base in source.base.all_bases if source.base is not None else ():
@@ -471,18 +471,18 @@ def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeSt
 
 
 def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  """Some parameters of a checkpoint, each directly in its shards; what its model was adapted by is merged into them.
+  """Reads some parameters of a checkpoint, each directly into its shards, with merged adapters.
 
   Args:
     source: the checkpoint.
-    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than there,
-      a dimension is cut off, or filled up with zeros.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). A dimension of another length
+      is truncated or zero-padded.
 
   Returns:
     Name -> array.
 
   Raises:
-    UserError: a matrix that was adapted is asked for in another shape.
+    UserError: an adapted matrix is requested in another shape.
   """
   if source.foreign is None:
     return _read_own(source, wanted)
@@ -506,8 +506,8 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   for path, x in wanted.values():
     if added.get(path) and saved[places[path]] != x.shape:
       raise UserError(
-        f"{source.path}: {path} was adapted, and is asked for in another shape; merge it first:"
-        f" t2t convert --from t2t {source.path} --to hf FOLDER"
+        f"{source.path}: {path} has an adapter, and cannot be read in another shape. Merge it first:"
+        f" `t2t adapt merge {source.path} --output FOLDER`."
       )
   structs: dict[str, Any] = dict(wanted.values())
   everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in structs.items()}
@@ -516,7 +516,7 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
     for path in everywhere
     for factor in added.get(path, [])
   }
-  # Two names that are asked for may be of one path, and neither be that path: each is read, and merged by itself.
+  # Two requested names may share a path, so each is read and merged separately.
   wide = {f"{name}:": (places[path], x) for name, (path, x) in wanted.items()}
   arrays = _read_saved(source, wide | narrow)
 
@@ -527,7 +527,7 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
 
     return {name: merged_param(name, path) for name, (path, _) in wanted.items()}
 
-  # What comes out takes the memory of what goes in.
+  # The outputs reuse the memory of the inputs.
   merged = jax.jit(merge, donate_argnums=0, out_shardings={name: x.sharding for name, (_, x) in wanted.items()})
   return merged({name: arrays[name] for name in wide}, {name: arrays[name] for name in narrow})
 

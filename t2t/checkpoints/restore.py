@@ -1,4 +1,4 @@
-"""A saved step as others read it: where it is, its config, which parameters it has, and the parameters themselves."""
+"""Reads a saved step: its folder, config, parameter shapes, and parameters."""
 
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
@@ -18,18 +18,18 @@ from t2t.storage import gcs
 if TYPE_CHECKING:
   from t2t.checkpoints import base_model_ref
 
-FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fisher_store.py
+FISHER = "fisher"  # item of a folder with Fisher information instead of a model; see fisher_store.py
 
 
 def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
-  """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.
+  """Returns the folder of a checkpoint: `path` itself, or the last completely saved step of the workdir `path`.
 
   Args:
     path: local or gs://.
-    where: what the user named it with, for messages.
+    where: the option or key of the path, for messages.
 
   Raises:
-    UserError: there is none; says what was looked for.  Or it is damaged, as far as its small files show.
+    UserError: there is none; the message contains the searched paths.  Or its small files are damaged.
   """
   gcs.check(path, where=where)
   root = gcs.absolute(path)
@@ -48,46 +48,46 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
         return child
       unfinished.append(child)
   if unfinished:
-    raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
+    raise UserError(f"{where}{path}: no step is complete; {unfinished[0]}: {_UNFINISHED}")
   from t2t.storage import hub
 
   hub.check(path, where=where)
   if not gcs.is_remote(root) and root.is_file():
-    raise UserError(f"{where}{path}: is a file; give the folder of a checkpoint, or a workdir")
+    raise UserError(f"{where}{path}: is a file. Give the folder of a checkpoint, or a workdir.")
   raise UserError(
-    f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
-    f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"
-    " checkpoint"
+    f"{where}{path}: no checkpoint; looked for {root}/state, {root}/checkpoints/STEP"
+    f" and {root}/STEP, and for checkpoints of Hugging Face and T5X. Give a workdir that t2t trained in, or a"
+    " checkpoint."
   )
 
 
 _UNFINISHED = (
-  "was not saved to its end (in a bucket commit_success.txt is written last); give another step, or, if it was copied"
-  " whole from a disk, put an empty file of that name into the folder of the step"
+  "was not saved completely (in a bucket commit_success.txt is written last). Give another step, or, if it is a"
+  " complete copy from a disk, put an empty file of that name into the folder of the step."
 )
 
 
-# A key of config.model, and parameters, of BERTs that t2t trained before its heads had names: nothing read them.
+# A key of config.model, and unused parameters, of BERTs from versions without names for heads.
 _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 
 def read_config(path: epath.Path) -> dict[str, object]:
-  """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
+  """Returns the config of the checkpoint in folder `path`, with current keys."""
   config: dict[str, Any] = with_current_keys(_read_json(path / "config"))
   config["model"].pop(_POOLER, None)
   return config
 
 
 def has_base(path: epath.Path) -> bool:
-  """Returns whether the checkpoint in folder `path` leaves out parameters, which another checkpoint has."""
+  """Returns whether the checkpoint in folder `path` leaves out parameters of another checkpoint."""
   return (path / verify.BASE).exists()
 
 
 def read_base(path: epath.Path) -> "base_model_ref.Base | None":
-  """Returns the `base_model_ref.Base` that a checkpoint in folder `path` was saved on top of; None for a whole one.
+  """Returns the base of the checkpoint in folder `path`; None if it is complete.
 
   Raises:
-    UserError: its file says something else.
+    UserError: its file has another form.
   """
   if not has_base(path):
     return None
@@ -98,15 +98,15 @@ def read_base(path: epath.Path) -> "base_model_ref.Base | None":
 
 
 def _read_json(item: epath.Path) -> dict:
-  retry.without_tracebacks()  # whatever is read, this is first
+  retry.without_tracebacks()  # every read begins here
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
     return checkpointer.restore(item)
 
 
 def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of the checkpoint in folder `path`, whether it was trained or not.
+  """Returns path and shape of each parameter of the checkpoint in folder `path`, trained or frozen.
 
-  Of an adapter's those of its base are not there.
+  Parameters of an adapter's base are not included.
   """
   saved: Any = saved_tree(path)
   saved_shapes = shapes(join_frozen(saved["params"], saved.get("frozen_params") or {}))
@@ -117,24 +117,24 @@ def saved_tree(path: epath.Path) -> Params:
   """Returns the state of the checkpoint in folder `path`, with metadata in place of arrays.
 
   Raises:
-    Damaged: the metadata cannot be read.
+    DamagedCheckpoint: the metadata cannot be read.
   """
   with ocp.PyTreeCheckpointer() as checkpointer:
     metadata = checkpointer.metadata(path / "state").item_metadata
   if metadata is None:
     raise verify.DamagedCheckpoint(
-      f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
+      f"{path}: the list of its arrays cannot be read (state/_METADATA). Give another step."
     )
   return metadata.tree
 
 
 def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
+  """Reads some parameters of the checkpoint in folder `path`, on each host only for its devices.
 
   Args:
     path: see `checkpoint_folder`.
-    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
-      saved with, a dimension is cut off, or filled up with zeros.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). A dimension of another length
+      is truncated or zero-padded.
 
   Returns:
     Name -> array.
@@ -148,14 +148,14 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
 
 
 def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
+  # The checkpoint may have frozen other parameters than this run: split the requested paths as they were saved.
   tree = saved_tree(path)
   frozen = shapes(tree.get("frozen_params") or {})
   trained = trained_keys(tree, read_config(path))
   arrays, waiting = {}, dict(wanted)
   with ocp.PyTreeCheckpointer() as checkpointer:
     while waiting:
-      # What is wanted under several names is read as often.
+      # A parameter requested under several names is read several times.
       names = {saved: name for name, (saved, _) in waiting.items()}
       parts = {_item(saved, frozen, trained): saved for saved in names}
       item = traverse_util.unflatten_dict({part: waiting[names[saved]][1] for part, saved in parts.items()})
@@ -174,11 +174,11 @@ def trained_keys(tree: Mapping[str, object], run: Mapping[str, object]) -> tuple
   """Returns the keys, in a saved state, of the trained parameters that readers take.
 
   With config.eval.average these are the average, a flat dict.  A merged or converted checkpoint has the config of its
-  run, and contains only the parameters that were read for it.
+  run, but contains only the parameters that were read for it.
 
   Args:
     tree: of a saved state.
-    run: config that it was saved with.
+    run: its config.
   """
   saved, settings = dict[str, Any](tree), dict[str, Any](run).get("eval", {})
   averaged = settings.get("average") and "average" in (saved.get("collections") or {})
@@ -186,31 +186,30 @@ def trained_keys(tree: Mapping[str, object], run: Mapping[str, object]) -> tuple
 
 
 def is_flat(keys: tuple[str, ...]) -> bool:
-  """Returns True if the dict under these keys of a saved state is flat: its keys are whole paths."""
+  """Returns whether the dict under these keys of a saved state is flat: its keys are whole paths."""
   return keys[0] == "collections"
 
 
 def _item(name: str, frozen: Collection[str], trained: tuple[str, ...]) -> tuple[str, ...]:
-  """Returns the keys of a parameter in the saved state."""
   if name in frozen:
     return "frozen_params", *name.split("/")
   return (*trained, name) if is_flat(trained) else (*trained, *name.split("/"))
 
 
 def restore_params(path: epath.Path, params: Params) -> Params:
-  """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
+  """Restores the parameters of the checkpoint in folder `path`, with any optimizer.
 
-  Heads by name that are not asked for are passed over, and so is an old pooler.
+  Named heads that are not requested, and an old pooler, are ignored.
 
   Args:
     path: see `checkpoint_folder`.
-    params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
+    params: nested dict of `jax.ShapeDtypeStruct` with shardings; arrays are read directly into them.
 
   Raises:
-    UserError: the checkpoint's parameters are not these; names the first that differ.  Or it is damaged.
+    UserError: the checkpoint has other parameters; the message contains the first.  Or it is damaged.
   """
   verify.check(path)
-  # Heads that the model does not have, and what was never read, are passed over.
+  # Ignore heads that the model lacks, and parameters that were never used.
   saved_shapes = {
     name: shape for name, shape in param_shapes(path).items() if name in shapes(params) or not _is_head(name)
   }
@@ -223,53 +222,53 @@ def _is_head(name: str) -> bool:
   return name.startswith("heads/")
 
 
-# ---- What may be wrong with it ---------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def readable(path: epath.Path) -> Iterator[None]:
-  """Says of arrays that no manifest speaks of that they are damaged, as far as TensorStore sees it.
+  """Converts read errors of arrays without a manifest to DamagedCheckpoint.
 
   Raises:
-    Damaged: what is done within cannot be read.
+    DamagedCheckpoint: the block cannot read.
   """
   try:
     yield
   except UserError:
     raise
-  except Exception as error:  # of TensorStore and Orbax, which have no class of their own for it
+  except Exception as error:  # TensorStore and Orbax have no error class for it
     raise verify.DamagedCheckpoint(
-      f"{path}: cannot be read ({retry.reason(error)}); move it away, or restore it"
+      f"{path}: cannot be read ({retry.reason(error)}). Move it away, or restore it."
     ) from error
 
 
 def shapes(tree: object) -> dict[str, tuple[int, ...]]:
-  """Path and shape of all in a tree that has one."""
+  """Returns path and shape of all leaves of a tree that have one."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
   return {path_name(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
 class OtherArrays(UserError):
-  """A checkpoint has other arrays than the model or the optimizer of a config."""
+  """The checkpoint's arrays differ from the config's model or optimizer."""
 
 
 def check_shapes(
   path: epath.Path, saved_shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]
 ) -> None:
-  """Compares path -> shape of what is in the checkpoint in folder `path` with that of what a config says.
+  """Compares path -> shape of the checkpoint in folder `path` with the expected ones.
 
   Raises:
-    OtherArrays: they differ; names the first.
+    OtherArrays: they differ; the message contains the first.
   """
   differences = [
     f"  {name}: {saved_shapes.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
-    # Parameters before the moments that follow from them.
+    # Parameters come before the moments that depend on them.
     for name in sorted(saved_shapes.keys() | expected.keys(), key=lambda name: (name.startswith("opt_state"), name))
     if saved_shapes.get(name) != expected.get(name)
   ]
   if differences:
     shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))
     raise OtherArrays(
-      f"{path} is a checkpoint of another model or optimizer than the config says:\n{shown}\n"
-      "give the config that it was trained with (config.json stands in its workdir), or another workdir"
+      f"{path}: this checkpoint has another model or optimizer than the config:\n{shown}\n"
+      "Give the config that it was trained with (config.json in its workdir), or another workdir."
     )

@@ -1,4 +1,4 @@
-"""Which steps are kept, and how the others are deleted: one that cannot be is told, and no reason to end."""
+"""Selection of the steps to keep, and deletion of the others; a failed deletion is logged and does not end the run."""
 
 import bisect
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ _policies = ocp.checkpoint_managers
 
 
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
-  """The best step by each metric, the earliest of several that are as good up to rounding; NaN is never the best.
+  """Returns the best step by each metric, the earliest of equal ones up to rounding; NaN is never the best.
 
   In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
   Out: {"loss": 20, "cb/f1": 10}
 
   Args:
-    metrics: step -> name -> value, None where nothing was measured. Of "loss" less is better, of all others more.
+    metrics: step -> name -> value, None without an evaluation. "loss" is minimized, other metrics are maximized.
   """
   best: dict[str, int] = {}
   by_step: Mapping[int, Any] = metrics
@@ -40,19 +40,19 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
 
 
 def _is_above(value: float, reference: float) -> bool:
-  """Returns True if one value exceeds the other by more than the rounding of a mean in float64."""
+  """Returns whether a value exceeds another by more than the rounding of a float64 mean."""
   return value > reference and not math.isclose(value, reference, rel_tol=1e-12)
 
 
 def best_of_stages(metrics: Mapping[int, Mapping[str, float] | None], ends: Sequence[int]) -> list[dict[str, int]]:
-  """`best_steps` of each stage in which something was saved, in order: the losses of two are not of the same text.
+  """Returns `best_steps` of each stage with saved steps, in order, because losses of two stages are not comparable.
 
   In:  {10: {"loss": 1.0}, 20: {"loss": 3.0}, 30: {"loss": 2.0}}, ends (10,)
   Out: [{"loss": 10}, {"loss": 30}]
 
   Args:
     metrics: see `best_steps`.
-    ends: steps made when each stage but the last ends; of a run without stages none.
+    ends: last step of each stage except the last; empty without stages.
   """
   parts: dict[int, dict[int, Mapping[str, float] | None]] = {}
   for step, values in sorted(metrics.items()):
@@ -74,12 +74,12 @@ class _BestOfEach(_policies.PreservationPolicy):
 
 
 def kept(last: int, ends: Sequence[int] = ()) -> _policies.PreservationPolicy:
-  """The last steps, two at least, and the best by each metric; of each stage, see `best_of_stages`."""
+  """Keeps the last steps, at least two, and the best by each metric and stage, see `best_of_stages`."""
   return _policies.AnyPreservationPolicy([_policies.LatestN(max(2, last)), _BestOfEach(ends)])
 
 
 def delete(path: epath.Path) -> None:
-  """Deletes a step; killed on the way, what is left of it is no step any more, and the next run clears it away.
+  """Deletes a step; after an interruption the remains are no step, and the next run removes them.
 
   Raises:
     OSError: it cannot be deleted, in whole or in part, or is a link.
@@ -88,8 +88,8 @@ def delete(path: epath.Path) -> None:
     gcs.remove(path, first=manifest.MARKERS)
     return
   if os.path.islink(path):
-    raise OSError("it is a link")  # whose files lie where somebody has put them
-  # As Orbax calls what is not whole: who reads the step meanwhile finds all of it, or nothing.
+    raise OSError("it is a link")  # the files belong to another folder
+  # Orbax's name for an incomplete step: a concurrent reader finds all of it, or nothing.
   gone = path.parent / f"{path.name}.orbax-checkpoint-tmp"
   path.rename(gone)
   try:
@@ -101,7 +101,7 @@ def delete(path: epath.Path) -> None:
 
 
 class Deleter:
-  """In place of Orbax's, which takes an old step that it cannot delete for a new one that was not saved.
+  """Replaces Orbax's deleter, which takes an undeletable old step for a new one that was not saved.
 
   Args:
     directory: of the checkpoints.
@@ -111,19 +111,18 @@ class Deleter:
     self._directory = directory
 
   def delete(self, step: int) -> None:
-    """Deletes a step, on the first host, if that can be done."""
+    """Deletes a step on the first host; logs a failure."""
     if jax.process_index() != 0:
       return
     path = self._directory / str(step)
     try:
       delete(path)
-    except Exception as error:  # of the system, or of a bucket's client
-      hosts.log_once(f"{path}: is no longer kept, but cannot be deleted ({retry.reason(error)}); training goes on")
+    except Exception as error:  # from the system, or from a bucket's client
+      hosts.log_once(f"{path}: is no longer kept, but cannot be deleted ({retry.reason(error)}); training continues")
 
   def delete_steps(self, steps: Sequence[int]) -> None:
-    """Deletes some."""
     for step in steps:
       self.delete(step)
 
   def close(self) -> None:
-    """Nothing is deleted in the background."""
+    """Does nothing: deletions are synchronous."""

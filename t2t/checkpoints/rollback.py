@@ -1,7 +1,7 @@
-"""How a run goes back to its last checkpoint, and passes over the batches that went wrong behind it.
+"""Rollback of a run to its last checkpoint, skipping the batches after it.
 
-Each turn is noted in the workdir before it is taken.  Whoever comes to its checkpoint later, the same command again or
-`t2t replay`, passes over the same batches; steps that were saved behind it have passed over them already.
+Each rollback is recorded in the workdir before it happens.  A later run from its checkpoint (resumed or `t2t replay`)
+skips the same batches; later saved steps have skipped them already.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ from t2t.training.train_state import TrainState
 if TYPE_CHECKING:
   from t2t.data.stage_iterator import StagedBatches
 
-NAME = "went_back.jsonl"  # in a workdir: a line for each turn
+NAME = "went_back.jsonl"  # file in a workdir with a line for each rollback
 
 
 class Turn(NamedTuple):
-  """A run went back from a step to a checkpoint, so that step - checkpoint batches behind it are passed over."""
+  """A rollback from a step to a checkpoint, which skips the step - checkpoint batches in between."""
 
   checkpoint: int
   step: int
 
 
 def turns(workdir: epath.Path) -> list[Turn]:
-  """Those that a run has taken, in order.
+  """Returns the rollbacks of a run, in order.
 
   Raises:
     UserError: the file is damaged.
@@ -42,22 +42,23 @@ def turns(workdir: epath.Path) -> list[Turn]:
     try:
       turn = Turn(**json.loads(line))
       if not all(type(value) is int for value in turn) or not 0 < turn.checkpoint < turn.step:
-        raise ValueError("whole numbers, of which the second is larger")
+        raise ValueError("whole numbers, the second one larger")
       past_turns.append(turn)
     except (ValueError, TypeError) as error:
       raise UserError(
-        f'{path}, line {number}: not a turn ({error}); one is {{"checkpoint": 100, "step": 117}}: restore the file'
+        f'{path}, line {number}: is not a rollback ({error}), for example {{"checkpoint": 100, "step": 117}}. '
+        "Restore the file."
       ) from error
   return past_turns
 
 
 def on_all_hosts(workdir: epath.Path) -> list[Turn]:
-  """`turns`, which the first host reads."""
+  """Returns the rollbacks on all hosts; the first host reads them."""
   return [Turn(*fields) for fields in hosts.share(turns(workdir) if jax.process_index() == 0 else [])]
 
 
 def since(workdir: epath.Path, step: int) -> list[Turn]:
-  """The turns of a run that goes on from `step`, on all hosts; those to later checkpoints are forgotten, as these are.
+  """Returns, on all hosts, the rollbacks of a run resumed from `step`; removes later ones from the file.
 
   Raises:
     UserError: see `turns`.
@@ -75,20 +76,20 @@ def _write(workdir: epath.Path, kept_turns: Sequence[Turn]) -> None:
 
 
 def pass_over(batches: "StagedBatches", taken: Sequence[Turn], step: int) -> None:
-  """Takes the batches from the data that are passed over at `step`, where it stands (`staged.StagedBatches`)."""
+  """Skips the batches of rollbacks to `step`, at which the data is positioned (`stage_iterator.StagedBatches`)."""
   for turn in taken:
     if turn.checkpoint == step:
       batches.leave_out(turn.checkpoint, turn.step)
 
 
 def left_out(workdir: epath.Path, begin: int, end: int) -> int:
-  """How many batches are passed over where a stage of the run begins.
+  """Returns the number of batches skipped at the beginning of a stage.
 
-  Those from which the run has gone back to a checkpoint of an earlier stage.
+  These belong to rollbacks to a checkpoint of an earlier stage.
 
   Args:
     workdir: of the run.
-    begin, end: steps made when the stage begins and when it ends.
+    begin, end: completed steps at the beginning and the end of the stage.
   """
   return sum(min(turn.step, end) - begin for turn in on_all_hosts(workdir) if turn.checkpoint <= begin < turn.step)
 
@@ -102,7 +103,7 @@ def restore_step(
   config: Config,
   moved_to: str = "",
 ) -> tuple[TrainState, dict[str, bytes]]:
-  """Restores a step of a run, including parameters that steps of an adapter leave out (`adapter_restore`)."""
+  """Restores a step of a run, including parameters that adapter steps leave out (`adapter_restore`)."""
   if config.adapters or config.optimizer.fisher or restore.has_base(checkpoints.directory / str(step)):
     from t2t.checkpoints import adapter_restore
 
@@ -113,49 +114,49 @@ def restore_step(
 def go_back(
   step: int, why: str, config: Config, checkpoints: manager.Checkpoints, abstract: TrainState, batches: "StagedBatches"
 ) -> tuple[TrainState, int, dict[str, bytes]]:
-  """The state of the last checkpoint; the data stands behind the batch of `step`, however far it had come.
+  """Rolls back to the last checkpoint, and positions the data after the batch of `step`.
 
   Args:
-    step: that went wrong.
-    why: what is wrong, for messages.
+    step: failed step.
+    why: reason, for messages.
     config: of the run.
-    checkpoints: of the workdir; what is being saved is waited for.
+    checkpoints: of the workdir; a running save is awaited.
     abstract: see `Checkpoints.restore`.
     batches: the training data.
 
   Returns:
-    The state, its step, and what was saved beside it.
+    The state, its step, and the files saved beside it.
 
   Raises:
-    UserError: there is no checkpoint, it was made after `step`, or the run has gone back too often.
+    UserError: there is no checkpoint, it was made after `step`, or the limit of rollbacks is reached.
   """
   checkpoints.wait()
   saved_step, workdir = checkpoints.latest_step(), checkpoints.directory.parent
   if saved_step is None:
     raise UserError(
-      f"{why}; there is no checkpoint to go back to: lower config.checkpoint.save_interval_steps, if one could be"
-      " saved at all"
+      f"{why}; there is no checkpoint for a rollback. Lower config.checkpoint.save_interval_steps, and check "
+      "that saving works."
     )
   if step <= saved_step:
     raise UserError(
-      f"{why}; the run cannot go back before the batch of step {step}: the last checkpoint, of step {saved_step}, has"
-      " learned from it. Raise Rollback before that step is saved (in Callback.on_metrics), or delete the checkpoint,"
-      f" {checkpoints.directory / str(saved_step)}"
+      f"{why}; no rollback before the batch of step {step} is possible: the last checkpoint, of step {saved_step}, was"
+      " trained on it. Raise Rollback before that step is saved (in Callback.on_metrics), or delete the checkpoint,"
+      f" {checkpoints.directory / str(saved_step)}."
     )
   taken, most = since(workdir, saved_step), config.nan_policy.max_rollbacks
   if len(taken) >= most:
     raise UserError(
-      f"{why}; the run has gone back {len(taken)} times, and config.nan_policy.max_rollbacks={most}: lower"
-      " config.optimizer.learning_rate, or raise the limit; the same command again goes on from the last checkpoint"
+      f"{why}; the run has rolled back {len(taken)} times, the limit of config.nan_policy.max_rollbacks={most}. Lower"
+      " --config.optimizer.learning_rate, or raise the limit; the same command resumes from the last checkpoint."
     )
-  # Hours may have passed since the run has gone back to it before.
+  # Verify again: hours may have passed since the last rollback to it.
   verify.check(checkpoints.directory / str(saved_step), where="--workdir ", again=True)
   taken.append(Turn(saved_step, step))
   if jax.process_index() == 0:
     _write(workdir, taken)
   hosts.log_once(
-    f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
-    " measured since is taken away"
+    f"{why}; rolling back to step {saved_step}, and skipping the {step - saved_step} batches after it; metrics "
+    "after it are deleted"
   )
   state, saved = restore_step(checkpoints, saved_step, abstract, batches.stream_names, config=config)
   batches.restore(saved, step=saved_step)

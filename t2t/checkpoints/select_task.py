@@ -1,4 +1,4 @@
-"""Checkpoints whose model tells tasks apart (config.pals), as the models of one task each that they are."""
+"""Selects one task of a checkpoint with task-specific parameters (config.pals)."""
 
 import dataclasses
 
@@ -8,21 +8,20 @@ from t2t.models import adapters as adapters_lib
 
 
 def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.Source:
-  """The checkpoint as the model of one of its tasks.
+  """Returns the checkpoint as the model of one of its tasks.
 
   Args:
     source: any checkpoint.
-    task: its name; "": none was named, which does where there are not several.
-    where: how the user names it, for messages.
+    task: its name; "": none, which is valid if there are not several.
+    where: the option of the name, for messages.
 
   Raises:
-    UserError: there is none of that name, or none was named of several.
+    UserError: the name is unknown, or is missing although there are several.
   """
   known = adapters_lib.tasks(source.adapters)
   if not task and source.tasks:
     raise UserError(
-      f"{where} is missing: the model of {source.path} tells tasks apart, and must be told which one a text is of; give"
-      f" one of {', '.join(known)}"
+      f"{where} is missing: the model of {source.path} has task-specific parameters. Give one of: {', '.join(known)}"
     )
   if task and not known:
     return _with_prefix(source, task, where)
@@ -32,7 +31,7 @@ def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.So
 
 
 def _with_prefix(source: pretrained.Source, task: str, where: str) -> pretrained.Source:
-  """The checkpoint, whose inputs get the prefix of one of the tasks that it was fine-tuned on."""
+  """Returns the checkpoint with the input prefix of one of its fine-tuning tasks."""
   trained = pretrained.trained_tasks(source)
   names = [candidate.name for candidate in trained if candidate.name == task] or [
     candidate.name for candidate in trained if candidate.name.endswith(f"_{task}")
@@ -41,10 +40,10 @@ def _with_prefix(source: pretrained.Source, task: str, where: str) -> pretrained
     return dataclasses.replace(source, prefix_task=names[0])
   if trained:
     listed = ", ".join(candidate.name for candidate in trained)
-    raise UserError(f"{where} {task}: the model of {source.path} was trained on {listed}; give one of them")
-  raise UserError(f"{where} {task}: the model of {source.path} tells no tasks apart; leave it out")
+    raise UserError(f"{where} {task}: the model of {source.path} was not trained on it. Give one of: {listed}")
+  raise UserError(f"{where} {task}: the model of {source.path} has no task-specific parameters. Leave it out.")
 
 
 def split_by_task(source: pretrained.Source) -> dict[str, pretrained.Source]:
-  """The checkpoint as the model of each of its tasks, by name; none where it need not be told of them."""
+  """Returns the checkpoint as a model for each of its tasks, by name; {} if there are not several."""
   return {task: dataclasses.replace(source, task=task) for task in source.tasks}

@@ -1,7 +1,7 @@
-"""Converted checkpoints in t2t's own format: written parameter by parameter, and read back in the same way.
+"""Writes and reads converted checkpoints in t2t's format, parameter by parameter.
 
-What is written is what Orbax writes for a `TrainState` without an optimizer, so that all of t2t reads it.  Orbax would
-want every array in memory at once; here a handler of its own reads a parameter, writes it, and forgets it.
+The files equal the output of Orbax for a `TrainState` without an optimizer, so that all of t2t reads them.  Orbax
+needs every array in memory at once; the handler here reads and writes one parameter at a time.
 """
 
 from collections.abc import Mapping
@@ -26,25 +26,25 @@ from t2t.models import adapters as adapters_lib
 from t2t.param_tree import flatten, unflatten
 from t2t.storage import vocabulary_files
 
-_CHUNK_BYTES = 1 << 25  # of parameters that are not stacked; of the others each layer is a chunk
+_CHUNK_BYTES = 1 << 25  # for unstacked parameters; stacked ones have a chunk per layer
 
 
 class _TensorHandler(ocp.type_handlers.NumpyHandler):
-  """Makes room for `Tensor`s in an Orbax checkpoint; `_StateHandler` writes them."""
+  """Reserves `Tensor`s in an Orbax checkpoint; `_StateHandler` writes them."""
 
   def __init__(self):
     super().__init__(deepcopy_host_arrays=False)
     self.waiting: list[tuple[Tensor, ocp.type_handlers.ParamInfo]] = []
 
   async def serialize(self, values, infos, args=None):
-    """Writes nothing yet: what fails here would leave Orbax's threads waiting for each other, for minutes."""
+    """Defers the write, because a failure here would make Orbax's threads wait for each other for minutes."""
     del args
     self.waiting += zip(values, infos, strict=True)
     return []
 
 
 class _StateHandler(ocp.PyTreeCheckpointHandler):
-  """Writes `Tensor`s one layer or matrix at a time, when all else of a checkpoint has been written."""
+  """Writes `Tensor`s one layer or matrix at a time, after the rest of a checkpoint."""
 
   def __init__(self, advance: atomic_output.Progress = lambda *_: None):
     self._advance, self._tensors = advance, _TensorHandler()
@@ -54,8 +54,8 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
     super().__init__(type_handler_registry=registry)
 
   def finalize(self, directory: epath.Path) -> None:
-    """Writes them; only after this does Orbax give the checkpoint its name."""
-    # As if another host wrote them: Orbax brings all hosts' arrays together here.
+    """Writes the tensors before Orbax gives the checkpoint its name."""
+    # Orbax merges the arrays of all hosts here; the tensors are written like arrays of another host.
     arrays = directory / "ocdbt.process_converted"
     for tensor, info in self._tensors.waiting:
       spec = _spec(arrays, info.name) | _layout(tensor) | {"context": {"file_io_sync": False}}
@@ -70,14 +70,14 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
     super().finalize(directory)
 
 
-@ocp.args.register_with_handler(_StateHandler, for_save=True, for_restore=True)  # Orbax knows no handler for one alone
+@ocp.args.register_with_handler(_StateHandler, for_save=True, for_restore=True)  # Orbax needs a handler for both
 @dataclasses.dataclass
 class _StateSave(ocp.args.PyTreeSave):
-  """A tree of `Tensor`s, and of arrays."""
+  """A tree of `Tensor`s and arrays."""
 
 
 def _flush(folder: epath.Path) -> None:
-  """Waits until the disk has what was written: once, for after each write it took more than half of the time."""
+  """Flushes the files to disk once, because flushing after each write takes more than half of the time."""
   if "://" not in str(folder):
     for parent, _, names in folder.walk():
       for name in names:
@@ -86,13 +86,13 @@ def _flush(folder: epath.Path) -> None:
 
 
 def _spec(directory: epath.Path, name: str) -> dict[str, Any]:
-  """Where TensorStore finds a parameter of an Orbax checkpoint."""
+  """Returns TensorStore's spec of a parameter in an Orbax checkpoint."""
   base = str(directory) if "://" in str(directory) else f"file://{directory}"
   return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}}
 
 
 def _layout(tensor: Tensor) -> dict[str, Any]:
-  """How a parameter is cut and compressed: as Orbax does it, but so that a layer can be read alone."""
+  """Returns chunks and compression as Orbax uses them, with one chunk per layer."""
   chunks = list(tensor.shape)
   if tensor.shape:
     rows = _CHUNK_BYTES // max(1, tensor.nbytes // max(1, tensor.shape[0]))
@@ -109,27 +109,27 @@ def save(
   base: base_model_ref.Base | None = None,
   advance: atomic_output.Progress = lambda *_: None,
 ) -> None:
-  """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
+  """Writes a workdir for `config.init.checkpoint` and evaluation: OUT/checkpoints/0, config, vocabulary.
 
-  No more than one layer or matrix is in memory at a time.  What was interrupted leaves nothing under the name `out`.
+  At most one layer or matrix is in memory at a time.  An interruption leaves nothing under the name `out`.
 
   Args:
     foreign: the checkpoint, checked.
-    out: a folder that is not there yet, or is empty.
-    config: of the run that it was; None: see `run_config`.
-    base: what the parameters lie on top of; None: they are all of the model.
+    out: a folder that does not exist or is empty.
+    config: of the run; None: see `run_config`.
+    base: reference to parameters that are left out; None: all are written.
     advance: see `atomic_output.Progress`.
 
   Raises:
-    UserError: there is something at `out`, or no space for it.
+    UserError: `out` is not empty, or the disk is full.
   """
   config = run_config(foreign, out) if config is None else config
   with atomic_output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
     if foreign.vocabulary:
       vocab_override.save(foreign, folder / manager.VOCABULARY)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    # The parameters last: in a bucket, which has no folders to rename, they make it a checkpoint.
-    tensors: Any = dict(foreign.tensors)  # which are read as they are written
+    # Parameters come last: in a bucket, without atomic renames, they make it a checkpoint.
+    tensors: Any = dict(foreign.tensors)  # read while they are written
     state = {
       "step": jnp.zeros((), jnp.int32),
       "params": unflatten(tensors),
@@ -144,12 +144,12 @@ def save(
     manifest.write(folder / "checkpoints" / "0", 0)
 
 
-# What an architecture is trained on where nothing else is said.
+# Default objective of each architecture.
 _OBJECTIVES = {"encoder_decoder": "span_corruption", "decoder_only": "causal_lm", "encoder_only": "masked_lm"}
 
 
 def run_config(foreign: Foreign, out: epath.Path) -> dict[str, object]:
-  """The config of a run that would have made this checkpoint, as far as it is known: configs/default.py otherwise."""
+  """Returns a config for this checkpoint: its known settings, otherwise configs/default.py."""
   from t2t.configs import default
 
   config = default.get_config()
@@ -161,32 +161,32 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, object]:
 
 
 def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, object]:
-  """Keys of config.data that name the vocabulary which is written beside the parameters."""
+  """Returns keys of config.data for the vocabulary beside the parameters."""
   spec = str(out / manager.VOCABULARY) if foreign.vocabulary else ""
   return {"extra_ids": foreign.extra_ids, "vocabulary": spec}
 
 
-# ---- The way back ----------------------------------------------------------------------------------------------------
+# ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-_LENGTHS = ("inputs_length", "targets_length")  # of config.data
+_LENGTHS = ("inputs_length", "targets_length")  # keys of config.data
 
 
 def open_foreign(path: str, *, where: str = "") -> Foreign:
-  """A checkpoint of t2t's own, as parameters to be read one by one; what its model was adapted by is merged.
+  """Opens a t2t checkpoint as lazy tensors; adapters are merged.
 
   Args:
     path: a workdir or one of its checkpoints.
-    where: what the user named it with, for messages.
+    where: the option or key of the path, for messages.
 
   Raises:
-    UserError: there is none, it is damaged, or not on top of what it was; or its adapter cannot be merged.
+    UserError: there is none, it is damaged, its base has changed, or its adapter cannot be merged.
   """
   source = pretrained.read_source(path, where=where)
   if there := adapters_lib.kept(source.adapters):
     raise UserError(
-      f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it"
-      " computes; eval, infer and embed read it as it is, and `t2t convert --to peft` writes what PEFT knows"
+      f"{where}{path}: its model has the adapter config.{'/'.join(there)}, which cannot be merged."
+      " Use it with t2t eval, infer and embed, or give --to peft if PEFT has the method."
     )
   tensors, beside = _tensors(source, where)
   tensors = _merged(tensors, source.adapters)
@@ -195,24 +195,25 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     folder = epath.Path(source.vocabulary)
     record = vocabulary_files.read_record(folder)
     extra_ids, vocabulary = record.extra_ids, record.spec(folder)
-  notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
+  notes = tuple(f"only the {source.part} is converted, without the {name}" for name in beside)
   data: Any = source.run.get("data", {})
   table = data.get("table") or {}
   if table and table["prefix"] and source.model.kind.is_generative and not source.model.heads:
     notes += (
-      f"its training began each input with {table['prefix']!r}: begin inputs so, which only t2t adds by itself",
+      f"it was trained with the prefix {table['prefix']!r} before each input: add it to your inputs; only t2t "
+      "adds it automatically",
     )
   lengths = {key: length for key in _LENGTHS if (length := data.get(key))}
-  # Folders of the machine that trained are nobody else's business.
+  # Remove the folder names of the training machine.
   table = {key: os.path.basename(x) if key in ("files", "eval_files") else x for key, x in table.items()}
   return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, tensors, notes=notes, table=table)
 
 
 def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:
-  """The parameters of a checkpoint's model, not merged; and what else was trained beside it.
+  """Returns the unmerged parameters of a checkpoint's model, and the names of jointly trained modules.
 
   Raises:
-    UserError: it is damaged, or not on top of what it was.
+    UserError: it is damaged, or its base has changed.
   """
   trained, frozen, beside = saved(source, where)
   tensors = trained | frozen
@@ -220,7 +221,7 @@ def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], 
 
 
 def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-  """What a checkpoint holds itself of its model: what was trained and what was not; and what else was trained beside.
+  """Returns trained and frozen parameters in a checkpoint's own files, and the names of jointly trained modules.
 
   Raises:
     UserError: it is damaged.
@@ -229,7 +230,7 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
   tree: Any = restore.saved_tree(source.path)
 
   def part(*keys: str) -> dict[str, Tensor]:
-    # What was only trained beside the model is no part of it.
+    # Leave out modules that were only trained beside the model.
     saved_tensors, prefix = {}, source.prefix
     arrays = functools.reduce(lambda tree, key: tree.get(key) or {}, keys, tree)
     for path, array in flatten(arrays).items():
@@ -245,10 +246,10 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
 
 
 def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
-  """What an adapter lies on top of, compared with what it was: path in the adapted model -> tensor; or nothing.
+  """Returns the base parameters of an adapter after a digest comparison: path in the adapted model -> tensor.
 
   Raises:
-    UserError: it is another.
+    UserError: a digest differs.
   """
   below: dict[str, Tensor] = {}
   for base in () if adapted.base is None else adapted.base.all_bases:
@@ -270,7 +271,7 @@ def _of_one_base(adapted: pretrained.Source, base: base_model_ref.Base) -> dict[
 
 
 def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-  """As much of a tensor as has this shape."""
+  """Returns the leading part of a tensor with this shape."""
   if tensor.shape == shape:
     return tensor
   room = tuple(map(slice, shape[1:] if tensor.stacked else shape))
@@ -279,13 +280,13 @@ def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _merged(tensors: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict[str, Tensor]:
-  """The parameters of the model without its adapter, merged layer by layer when they are read."""
+  """Returns the model's parameters with the adapter merged, layer by layer when they are read."""
   groups: dict[str, dict[str, Tensor]] = {}
   bases_of = {path: adapters_lib.base_path(path, adapters) for path in tensors}
   for path, base in bases_of.items():
     for target in adapters_lib.merged_into(path, adapters) if base is None else (base,):
       groups.setdefault(target, {})[path] = tensors[path]
-  # A bias that an adapter would be merged into may not be there.
+  # The target of an adapter may be a bias that the model lacks.
   groups = {base: group for base, group in groups.items() if base in bases_of.values()}
 
   def read(base: str, index: int) -> np.ndarray:
@@ -294,7 +295,7 @@ def _merged(tensors: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict
 
   merged = {}
   for base, group in groups.items():
-    # The others add to the one that lies in its place.
+    # The others are added to the tensor of the base.
     base_tensor = next(x for path, x in group.items() if bases_of[path] == base)
     parts = tuple(functools.partial(read, base, index) for index in range(len(base_tensor.parts)))
     merged[base] = (
@@ -314,7 +315,7 @@ def _saved_tensor(directory: epath.Path, name: str, shape: tuple[int, ...], *, s
 
 
 class _Saved:
-  """An array of a checkpoint; where its layers lie in one piece, it is kept from the first one read to the last."""
+  """An array of a checkpoint; an array with all layers in one chunk is cached until its last layer is read."""
 
   def __init__(self, directory: epath.Path, name: str):
     self._spec = _spec(directory, name)

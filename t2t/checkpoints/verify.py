@@ -1,6 +1,6 @@
-"""Steps that are not as they were saved: how one is known, what is said of it, and how it is set aside.
+"""Detects damaged steps, describes the damage, and sets the steps aside.
 
-All functions that read files are called by all hosts of a run alike: they share out the reading, and find the same.
+All hosts of a run call the functions that read files: they share the reading and get the same result.
 """
 
 from collections.abc import Iterator
@@ -17,43 +17,43 @@ from t2t.runtime import hosts
 from t2t.storage import gcs
 
 STREAMS = "streams"
-BASE = "base"  # of a step: which checkpoint has the parameters that the step leaves out; see base_model_ref.py
-ASIDE = "damaged_"  # what stands before the step of a folder that was set aside
-_SHOWN = 5  # files of a step
-_SMALL = 2**22  # bytes: files that are read of steps from which nothing is restored for now
+BASE = "base"  # file of a step that refers to the checkpoint with left-out parameters; see base_model_ref.py
+ASIDE = "damaged_"  # name prefix of a step that was set aside
+_SHOWN = 5  # damaged files in a message
+_SMALL = 2**22  # bytes: larger files are not read for steps that are not restored
 
 
 class DamagedCheckpoint(UserError):
-  """A checkpoint is not as it was saved."""
+  """The files of a checkpoint differ from the saved ones."""
 
 
 def of_step(
   folder: epath.Path, *, step: int | None = None, largest: int | None = None, share: tuple[int, int] = (0, 1)
 ) -> list[str]:
-  """What is wrong with the folder of a step, a line for each file; [] where all is as it was saved.
+  """Returns a line for each damaged file in the folder of a step; [] if it is intact.
 
-  One without a manifest, of an older t2t, is looked at as far as that goes without: what it must have is there.
+  A step of an older t2t without a manifest is checked for its required files.
 
   Args:
     folder: of the step.
-    step: that it should be of; None: any.
+    step: expected number; None: any.
     largest: see `manifest.differences`.
-    share: (index, number) of this host among those that look; each finds its part.
+    share: (index, number) of this host among the hosts that share the reading; each returns its part.
 
   Raises:
-    UserError: its bucket cannot be listed, or a file that is there not be read, however often it was tried.
+    UserError: its bucket cannot be listed, or an existing file cannot be read after several attempts.
   """
   if share[0]:
     manifest = _manifest(folder)
     return [] if manifest is None else manifests.differences(folder, manifest, largest=largest, share=share)
   if not gcs.is_remote(folder) and not folder.is_dir():
-    return ["it is a file, and not the folder of a step"]
+    return ["it is a file, not the folder of a step"]
   names = gcs.names(folder, where="checkpoint")
   if not names:
     return ["the folder is empty"]
   try:
     manifest = manifests.patiently(lambda: manifests.read(folder), folder / manifests.NAME)
-  except UserError:  # which is a ValueError
+  except UserError:  # a subclass of ValueError
     raise
   except (FileNotFoundError, ValueError) as error:
     return [f"{manifests.NAME}: {error}"]
@@ -67,7 +67,7 @@ def of_step(
 
 
 def of_small(folder: epath.Path, step: int) -> list[str]:
-  """`of_step` as far as small files and the sizes of all show it."""
+  """Runs `of_step` with the contents of small files and the sizes of all."""
   return of_step(folder, step=step, largest=_SMALL)
 
 
@@ -75,24 +75,24 @@ def _manifest(folder: epath.Path) -> manifests.Manifest | None:
   try:
     return manifests.read(folder)
   except (OSError, ValueError):
-    return None  # the first host says so
+    return None  # the first host reports it
 
 
 def _items(folder: epath.Path) -> list[str]:
-  """What a step without a manifest was saved with."""
+  """Returns the items of a step without a manifest."""
   handlers = noted(folder / manifests.ORBAX).get("item_handlers")
   return sorted({"config", "state", *(handlers if isinstance(handlers, dict) else ())})
 
 
 def noted(path: epath.Path, *, surely: bool = False) -> dict[str, object]:
-  """The JSON object of a small file of a step; {} where there is none to be had.
+  """Returns the JSON object in a small file of a step; {} if there is none.
 
   Args:
     path: of the file.
-    surely: {} is returned only where the file is no such object, or not there.
+    surely: return {} only if the file is missing or not a JSON object.
 
   Raises:
-    UserError: surely, and it cannot be read, however often it was tried.
+    UserError: `surely` is set, and the file cannot be read after several attempts.
   """
   read = functools.partial(gcs.read, path)
   try:
@@ -105,7 +105,7 @@ def noted(path: epath.Path, *, surely: bool = False) -> dict[str, object]:
 
 
 def _unreadable(folder: epath.Path) -> list[str]:
-  """Of a step without a manifest: what is JSON where it is whole."""
+  """Checks the JSON files of a step without a manifest."""
   faults = []
   for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
     if name in gcs.names(folder / item, where="checkpoint"):
@@ -120,7 +120,7 @@ def _unreadable(folder: epath.Path) -> list[str]:
 
 
 def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
-  """Streams that say of themselves that they are of another step, or another stream."""
+  """Returns a line for each stream position that belongs to another step or stream."""
   return [
     f"{STREAMS}/{name} is {stream} of step {stream_step}"
     for name, stream_step, stream in _said_by_streams(folder)
@@ -129,7 +129,7 @@ def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
 
 
 def _said_by_streams(folder: epath.Path) -> Iterator[tuple[str, Any, Any]]:
-  """File, step and stream of each position that says of which it is; those of an older t2t do not."""
+  """Yields file, step and stream of each position that records them, as older versions do not."""
   for name in gcs.names(folder / STREAMS, where="checkpoint"):
     position = noted(folder / STREAMS / name)
     if "step" in position and "stream" in position:
@@ -137,41 +137,40 @@ def _said_by_streams(folder: epath.Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _of_all_hosts(folder: epath.Path, *, step: int | None, largest: int | None) -> list[str]:
-  """`of_step` on all hosts, each reading its share."""
   local_faults = of_step(folder, step=step, largest=largest, share=(jax.process_index(), jax.process_count()))
   return [line for lines in hosts.gather(local_faults) for line in lines]
 
 
-# ---- A checkpoint that is read ---------------------------------------------------------------------------------------
+# ---- Checks before reading -------------------------------------------------------------------------------------------
 
 
 def check(folder: epath.Path, *, where: str = "", full: bool = True, again: bool = False) -> None:
-  """Refuses a checkpoint that is not as it was saved.
+  """Raises an error for a damaged checkpoint.
 
   Args:
     folder: of one step.
-    where: what the user named it with, for messages.
-    full: reads all arrays; else what is small, and the size of all.
-    again: reads what this process has found sound before as well.
+    where: the option or key of the path, for messages.
+    full: read all arrays; otherwise small files, and the sizes of all.
+    again: also check a folder that this process has found intact before.
 
   Raises:
-    Damaged: names what is damaged, and the other steps that are there.
+    DamagedCheckpoint: the message contains the damage, and the other existing steps.
   """
   look = _check.__wrapped__ if again else _check
   look(folder, where, None if full else _SMALL)
 
 
-@functools.cache  # what it raises is not kept
+@functools.cache  # errors are not cached
 def _check(folder: epath.Path, where: str, largest: int | None) -> None:
-  # The first look, at its config, is at once on each host: which of them there are, is not known everywhere yet.
+  # Each host checks the config's files alone, because the hosts may not have joined yet.
   faults = of_step(folder, largest=largest) if largest is not None else _of_all_hosts(folder, step=None, largest=None)
   if not faults:
     return
   other_steps = [step for step in steps(folder.parent) if str(step) != folder.name] if folder.name.isdigit() else []
-  there = f"; there are {', '.join(map(str, other_steps))}" if other_steps else ""
+  there = f" ({', '.join(map(str, other_steps))})" if other_steps else ""
   raise DamagedCheckpoint(
-    f"{where}{folder}: this checkpoint is damaged:\n{_shown(faults)}\ngive another step of it{there}, or restore the"
-    f" folder; `t2t checkpoint verify {folder.parent}` looks at all"
+    f"{where}{folder}: this checkpoint is damaged:\n{_shown(faults)}\nGive another step{there}, or restore the"
+    f" folder; `t2t checkpoint verify {folder.parent}` checks all steps."
   )
 
 
@@ -180,13 +179,13 @@ def _shown(faults: list[str]) -> str:
   return "\n".join([f"  {line}" for line in faults[:_SHOWN]] + more)
 
 
-# ---- A run that goes on ----------------------------------------------------------------------------------------------
+# ---- Checks before resuming ------------------------------------------------------------------------------------------
 
 
 def steps(directory: epath.Path) -> list[int]:
-  """The steps in a folder of checkpoints that were saved to their end, damaged ones among them; sorted."""
+  """Returns the completely saved steps in a folder of checkpoints, including damaged ones; sorted."""
   names = _numbered(directory)
-  if gcs.is_remote(directory):  # where what a save was killed in has the name of its step
+  if gcs.is_remote(directory):  # an interrupted save has the name of its step
     names = [name for name in names if manifests.COMMITTED in gcs.names(directory / name, where="--workdir")]
   return sorted(map(int, names))
 
@@ -197,10 +196,10 @@ def _numbered(directory: epath.Path) -> list[str]:
 
 
 def _keep_whole(directory: epath.Path) -> None:
-  """Sees to steps of a bucket that Orbax would take for what a save was killed in, and delete, though they are whole.
+  """Protects complete steps in a bucket that Orbax would take for interrupted saves, and delete.
 
   Raises:
-    UserError: one that an older t2t saved was copied from a disk without its last object.
+    UserError: a step of an older t2t was copied from a disk without its last object.
   """
   for name in _numbered(directory) if gcs.is_remote(directory) else ():
     folder = directory / name
@@ -210,28 +209,28 @@ def _keep_whole(directory: epath.Path) -> None:
     if manifests.NAME in there:
       if not of_step(folder, step=int(name)):
         gcs.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
-    # Without a manifest, a step of a t2t that writes them, whose streams say of which they are, is a part.
-    # What cannot be read for now must not be taken for one: Orbax would delete it.
+    # A step without a manifest, but with streams that record their step, is incomplete. A read error must not count as
+    # such, because Orbax would delete the step.
     elif manifests.ORBAX in there and noted(folder / manifests.ORBAX, surely=True).get("commit_timestamp_nsecs"):
       if any(_said_by_streams(folder)):
         continue
       raise UserError(
-        f"{folder}: was saved to its end, but has no {manifests.COMMITTED}, as where it was copied from a disk; put"
-        " an empty one there if the copy is whole, or move the folder away"
+        f"{folder}: was saved completely, but has no {manifests.COMMITTED}, as after a copy from a disk. Put"
+        " an empty file of that name there if the copy is complete, or move the folder away."
       )
 
 
 def set_aside(directory: epath.Path) -> None:
-  """Gives the damaged steps of a run other names, so that the last sound one is the last.
+  """Renames the damaged steps of a run, so that the newest intact step becomes the last.
 
-  Of the newest every file is read, and of others before it, until one is sound; of the rest what is small, and the size
-  of all.  Nothing is deleted.
+  From the newest step down, every file is read until a step is intact; of older steps only small files, and the sizes
+  of all. Nothing is deleted.
 
   Args:
-    directory: of checkpoints, WORKDIR/checkpoints; it need not be there.
+    directory: of checkpoints, WORKDIR/checkpoints; it need not exist.
 
   Raises:
-    UserError: no sound step is left, but damaged ones are, or one cannot be read; then all stays as it is.
+    UserError: all steps are damaged, or one cannot be read; then nothing is renamed.
   """
   if jax.process_index() == 0:
     _keep_whole(directory)
@@ -248,21 +247,19 @@ def set_aside(directory: epath.Path) -> None:
   if sound is None and (damaged or earlier):
     listing = "\n".join(f"{directory / str(step)}:\n{_shown(step_faults)}" for step, step_faults in damaged.items())
     raise UserError(
-      f"{directory}: no step is as it was saved"
-      + (f":\n{listing}" if listing else f" ({', '.join(earlier)})")
-      + "\nrestore"
-      " one of them; or start afresh in another --workdir, or here when you have moved these away"
+      f"{directory}: no step is intact" + (f":\n{listing}" if listing else f" ({', '.join(earlier)})") + "\nRestore"
+      " one of them; or start in another --workdir, or here after moving these away."
     )
   for step, faults in damaged.items():
     target = directory / _free(f"{ASIDE}{step}", set(earlier))
     earlier.append(target.name)
     if jax.process_index() == 0:
       _move(directory / str(step), target)
-    then = f"going on from step {sound}" if step > sound else "it was not needed"
-    hosts.log_once(f"{directory / str(step)} is damaged, and set aside as {target.name}; {then}:\n{_shown(faults)}")
-  hosts.share(None)  # no host looks before the first has renamed
+    then = f"resuming from step {sound}" if step > sound else "it is not needed"
+    hosts.log_once(f"{directory / str(step)}: is damaged, and set aside as {target.name}; {then}:\n{_shown(faults)}")
+  hosts.share(None)  # other hosts continue after the first has renamed
   if sound is not None and hosts.share(_manifest(directory / str(sound)) is None):
-    hosts.log_once(f"{directory / str(sound)}: was saved without checksums, by an older t2t: it cannot be verified")
+    hosts.log_once(f"{directory / str(sound)}: cannot be verified, because an older t2t saved it without checksums")
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -278,4 +275,4 @@ def _move(folder: epath.Path, target: epath.Path) -> None:
       folder.rename(target)
       manifests.sync(folder.parent)
   except OSError as error:
-    raise UserError(f"{folder}: is damaged, and cannot be renamed ({error}); move it away") from error
+    raise UserError(f"{folder}: is damaged, and cannot be renamed ({error}). Move it away.") from error

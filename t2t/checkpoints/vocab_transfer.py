@@ -1,4 +1,4 @@
-"""Rows of the vocabulary taken by their pieces: a model goes on in another vocabulary than it was trained with."""
+"""Transfers the rows of a vocabulary by their pieces, to continue training with another vocabulary."""
 
 from collections.abc import Collection, Sequence
 import dataclasses
@@ -10,12 +10,12 @@ import numpy as np
 
 from t2t.models.config import TransformerConfig
 
-# Parameters with a row for each id -> the dimension of the rows.
+# Parameters with a row for each id -> dimension of the rows.
 _ROWS = {"embed/table": 0, "head/projection": 1, "head/bias": 0}
 
 
 def dimensions(paths: Collection[str], model: TransformerConfig | None) -> dict[str, int]:
-  """Path -> dimension, of those parameters of a model that have a row for each id."""
+  """Returns path -> dimension of the model's parameters with a row for each id."""
   of_heads = {f"heads/{head.name}/bias": 0 for head in model.heads if head.kind == "boundary"} if model else {}
   known = _ROWS | of_heads
   name_of = lambda path: next((name for name in known if re.search(rf"(^|/){name}$", path)), "")
@@ -24,25 +24,25 @@ def dimensions(paths: Collection[str], model: TransformerConfig | None) -> dict[
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-  """Of which old rows each row of a vocabulary is made.
+  """Mapping from the rows of a new vocabulary to old rows.
 
-  old: for each id its old pieces: one, several whose mean it is, or none, and it begins fresh.
+  old: the old pieces of each id: one; several, which are averaged; or none, and the row is initialized at random.
   """
 
   old: Sequence[Sequence[int]]
 
   @property
   def changes(self) -> bool:
-    """Whether any id is not the piece that it was."""
+    """Returns whether any id has another piece than before."""
     return any(list(old) != [new] for new, old in enumerate(self.old))
 
   def rows(self, table: jax.Array, fresh: jax.Array, dimension: int) -> jax.Array:
-    """The new parameter: rows that were taken or averaged of `table`, in place of those of `fresh`.
+    """Returns the new parameter: `fresh` with rows copied or averaged from `table`.
 
-    Rows behind the vocabulary, which no id has, are fresh ones.
+    Rows after the vocabulary, without an id, stay fresh.
     """
     table, new_table = jnp.moveaxis(table, dimension, 0), jnp.moveaxis(fresh, dimension, 0)
-    # One gather of all that are kept, and one for each place in the spelling of the others, of which there are few.
+    # One gather for all copied rows, and one for each position in the spelling of the others, which are few.
     kept_ids = np.array([(new, old[0]) for new, old in enumerate(self.old) if len(old) == 1], np.int32).reshape(-1, 2)
     new_table = new_table.at[kept_ids[:, 0]].set(table[kept_ids[:, 1]])
     several = [(new, old) for new, old in enumerate(self.old) if len(old) > 1]
@@ -64,5 +64,5 @@ class Pieces:
     numbers = [len(old) for old in self.old]
     several = [number for number in numbers if number > 1]
     new = f", {len(several):,} as the mean of {np.mean(several):.1f} old pieces" if several else ""
-    counts = f"{numbers.count(1):,} as they were{new}, {numbers.count(0):,} fresh"
-    return f"of {len(numbers):,} ids, special pieces and config.data.extra_ids included, {counts}"
+    counts = f"{numbers.count(1):,} unchanged{new}, {numbers.count(0):,} fresh"
+    return f"of {len(numbers):,} ids, including special pieces and config.data.extra_ids, {counts}"

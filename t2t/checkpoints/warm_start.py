@@ -1,4 +1,4 @@
-"""Which parameters training takes from a checkpoint: all, or some, under other names, or with other numbers of rows."""
+"""Selects the parameters that training takes from a checkpoint: all or some, renamed or resized."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
@@ -20,16 +20,16 @@ from t2t.runtime import amounts, hosts
 
 Shape = tuple[int, ...]
 
-_WIDTH = 80  # of what is said
+_WIDTH = 80  # columns of log lines
 
 
 @dataclasses.dataclass(frozen=True)
 class TransferPlan:
-  """What becomes of each parameter of a model and of a checkpoint.
+  """Sources of the parameters of a model.
 
-  taken: path in the model -> path in the checkpoint; a parameter of the model that is not here is fresh, one of the
-    checkpoint's is left behind.
-  shared: path in the model -> (dimension, length), of those that differ in one: as much of it as both have is taken.
+  taken: path in the model -> path in the checkpoint; other parameters of the model are fresh, others of the checkpoint
+    are left behind.
+  shared: path in the model -> (dimension, length) of parameters that differ in one dimension: the common part is taken.
   """
 
   taken: Mapping[str, str]
@@ -38,15 +38,16 @@ class TransferPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-  """Parameters that were read, and how they go together with fresh ones.
+  """Parameters read from a checkpoint, to be combined with fresh ones.
 
-  params: nested dict of arrays, in the shapes and shards of the model, except those of `transfer_vocab`; what is fresh
-    is not there.
-  shared: see `TransferPlan`; beyond it `params` are zeros.
-  source: what was read.
-  names: path in the model -> in what was read, of all of `params`.
-  pieces: of which rows of the checkpoint those of the vocabulary are made.
-  by_piece: path in the model -> dimension, of those that they are made in; they have all of the checkpoint's rows.
+  params: nested dict of arrays, in the shapes and shards of the model, except with `transfer_vocab`; without fresh
+    parameters.
+  shared: see `TransferPlan`; outside the common part `params` are zeros.
+  source: the checkpoint.
+  names: path in the model -> path in the checkpoint, for all of `params`.
+  pieces: mapping of the vocabulary's rows to rows of the checkpoint.
+  by_piece: path in the model -> dimension of the parameters that the mapping applies to; they have all rows of the
+    checkpoint.
   """
 
   params: Params
@@ -57,7 +58,7 @@ class Taken:
   by_piece: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def fresh_in(self, params: Params) -> list[str]:
-    """Paths of those of some parameters of the model that are fresh, if only in new rows."""
+    """Returns the paths in `params` that are fresh, even if only in new rows."""
     taken = flatten(self.params)
     resized = self.by_piece if self.pieces is not None and self.pieces.changes else {}
     rows_are_new = lambda path, x: path in resized or (path in self.shared and self._rows_are_new(path, x.shape))
@@ -69,7 +70,7 @@ class Taken:
     return shape[dimension] > length
 
   def over(self, fresh: Params, params: Params) -> Params:
-    """Returns all parameters of the model: those that were taken, otherwise fresh ones; for `Program.init_from_params`.
+    """Returns all parameters of the model, taken or fresh; for `Program.init_from_params`.
 
     Args:
       fresh: of the whole model.
@@ -99,50 +100,50 @@ def warm_start(
   model: TransformerConfig | None = None,
   elsewhere: tuple[str, ...] = (),
 ) -> Taken:
-  """Reads from a checkpoint what a model begins with, each array directly in its shards, and says what was taken.
+  """Reads the initial parameters of a model from a checkpoint, directly into shards, and logs what was taken.
 
-  Without `fresh`, `parts` and `rows` it is every parameter, by the same name and of the same shape.  Nothing is fresh,
-  and nothing is left behind, that they do not name.  Of what ELECTRA trained it is the discriminator, unless the model
-  is trained by ELECTRA, too, and no part is named: then it is both.
+  Without `fresh`, `parts` and `rows` every parameter is taken, with the same name and shape.  Only parameters that they
+  select are fresh or left behind.  From an ELECTRA checkpoint the discriminator is taken, unless the model is trained
+  by ELECTRA, too, and `parts` is empty: then both are taken.
 
-  Say that a BERT with a pooler was trained on a vocabulary of 30,000, and that its encoder is to become both sides of
-  an encoder-decoder with 400 pieces more, whose attention to the inputs no BERT has:
+  For example, a BERT with a pooler was trained on a vocabulary of 30,000, and its encoder initializes both sides of an
+  encoder-decoder with 400 more pieces, whose cross-attention BERT lacks:
 
     fresh=("cross_attention", "head")
     parts=("embed", "encoder", "encoder=decoder")
     rows=("embed/table",)
 
-  The pooler is left behind, for there are parts and it is none of them.  The rows of the new pieces are fresh.
+  The pooler is left behind, because no part contains it.  The rows of the new pieces are fresh.
 
   Args:
     source: the checkpoint.
     initial: the model's parameters as `jax.ShapeDtypeStruct` with shardings; nested dict.
-    fresh: patterns; a parameter whose path in the model matches one keeps its initial value.
-    parts: "THEIRS=OURS", the beginnings of paths in the checkpoint and in the model, whole words between slashes;
-      "NAME" is "NAME=NAME", and "." all there is: (".=discriminator",) puts a model into another, and
-      (".", "head/old=head/new") takes everything, and one parameter under another name.  Of several that fit a
-      parameter of the model the longest counts.  Empty: (".",), and what the model has no place for is an error.
-    rows: patterns; a parameter whose path in the model matches one may differ from the checkpoint's in the length of
-      one dimension: ids of a vocabulary, positions, layers.  Row i is taken as row i: a piece must have kept its id.
-    pieces: of which rows of the checkpoint those of the vocabulary are made; None: row i is taken as row i.
-    base_path: path of a parameter -> where it is in a model that is not adapted; None: the adapter added it.
-    elsewhere: patterns of paths that begin with another checkpoint; without `parts` they are left behind here.
-    model: shape of the model; None: its new heads do without what is said of t2t's own checkpoints below.
+    fresh: patterns; a parameter with a matching path in the model keeps its initial value.
+    parts: "THEIRS=OURS", path prefixes in the checkpoint and in the model, whole words between slashes;
+      "NAME" is "NAME=NAME", and "." is everything: (".=discriminator",) puts a model into another, and
+      (".", "head/old=head/new") takes everything, with one parameter renamed.  The longest matching prefix of the
+      model counts.  Empty: (".",), and a parameter without a place in the model is an error.
+    rows: patterns; a parameter with a matching path in the model may differ from the checkpoint's in the length of
+      one dimension: ids of a vocabulary, positions, layers.  Row i is copied to row i: pieces must keep their ids.
+    pieces: mapping of the vocabulary's rows to rows of the checkpoint; None: row i is copied to row i.
+    base_path: path of a parameter -> its path in the model without adapters; None: the adapter added it.
+    elsewhere: patterns of paths that another checkpoint initializes; without `parts` they are left behind here.
+    model: config of the model; None: new heads do not take t2t poolers as described below.
 
-  What an adapter adds is fresh, and so is a head that the checkpoint has not, but for the pooler that it may have: as
-  Hugging Face keeps one beside its heads, or in t2t that of the one head that was trained beside tokens (BERT's NSP),
-  where the new head has the same.  Heads that the model has not are left behind.
+  Parameters of an adapter are fresh, and so are heads that the checkpoint lacks. Such a head takes an existing pooler:
+  that of a Hugging Face checkpoint, or in t2t that of the one head trained beside tokens (BERT's NSP), if the new head
+  has the same.  Heads that the model lacks are left behind.
 
   Raises:
-    UserError: a parameter that is neither fresh nor in the checkpoint, or of another shape; something of the checkpoint
-      that has no place; or what fits nothing.
+    UserError: a parameter is neither fresh nor in the checkpoint, or has another shape; a parameter of the checkpoint
+      has no place; or a pattern matches nothing.
   """
   flat: Any = flatten(initial)
   places = {base: path for path in flat if (base := base_path(path)) is not None}
   wanted = {base: flat[path] for base, path in places.items()}
   ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
   if source.part and not parts and any(path.startswith(source.prefix) for path in ours):
-    source = dataclasses.replace(source, part="")  # trained with the same loss: with all that it needs beside the model
+    source = dataclasses.replace(source, part="")  # same loss: take the jointly trained modules too
   there = dict(sorted(pretrained.shapes(source, ours).items()))
   old = {head.name for head in source.model.heads}
   named = [part.split("=")[-1].strip("/") for part in parts if "heads" in part]
@@ -175,7 +176,7 @@ def warm_start(
   ]
   hosts.log_once("\n".join([*lines, *(_lines("rows by their pieces:", [f"{pieces}"]) if dimension else [])]))
   read_as = dict(wanted)
-  for path, axis in dimension.items():  # all of their rows, and as many as the mesh divides, as it does those of ours
+  for path, axis in dimension.items():  # all checkpoint rows, padded as the mesh requires
     shape, rows_there = list(ours[path]), there[transfer_plan.taken[path]][axis]
     shape[axis] *= -(-rows_there // shape[axis])
     read_as[path] = wanted[path].update(shape=tuple(shape))
@@ -187,7 +188,7 @@ def warm_start(
 
 
 def _head(path: str) -> str:
-  """Name of the head that a parameter belongs to; "": to none."""
+  """Returns the name of the head that a parameter belongs to; "" if none."""
   return path.split("/")[1] if path.startswith("heads/") else ""
 
 
@@ -197,12 +198,12 @@ _POOLER = ("pooler", "pooler_bias", "norm/scale", "norm/bias")
 def _poolers(
   source: pretrained.Source, model: TransformerConfig, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
 ) -> dict[str, str]:
-  """Parameters of heads' poolers -> those of the one head that t2t trained beside tokens, where they are the same."""
+  """Maps pooler parameters of heads to the pooler of the one head that t2t trained beside tokens, if equal."""
   if source.foreign is not None or not pretrained.predicts_tokens(source):
     return {}
 
   def poolers(of: TransformerConfig, shapes: Mapping[str, Shape]) -> dict[str, tuple]:
-    """Name of a head -> what its pooler is."""
+    """Returns head name -> description of its pooler."""
     by_head = {}
     for head in of.heads:
       head, pooler_shapes = (
@@ -222,7 +223,7 @@ def _poolers(
   return {f"heads/{head}/{part}": f"heads/{name}/{part}" for head in same for part in parts}
 
 
-# ---- What is taken ---------------------------------------------------------------------------------------------------
+# ---- Selection -------------------------------------------------------------------------------------------------------
 
 
 def plan(
@@ -234,7 +235,7 @@ def plan(
   parts: tuple[str, ...] = (),
   rows: tuple[str, ...] = (),
 ) -> TransferPlan:
-  """What becomes of each parameter; see `warm_start`.
+  """Computes the sources of all parameters; see `warm_start`.
 
   In:  theirs={"embed/table": (30, 8), "pooler": (8, 8)}, ours={"bert/embed/table": (32, 8), "heads/label": (8, 3)},
        fresh=("heads",), parts=("embed=bert/embed",), rows=("table",)
@@ -257,7 +258,8 @@ def plan(
   _check_placed(where, pairs, theirs, ours, fresh)
   if not taken:
     raise UserError(
-      f"config.init.reinit={','.join(fresh)}: every parameter is fresh; nothing is left to take from {where}"
+      f"config.init.reinit={','.join(fresh)}: selects every parameter, so that nothing is taken from {where}. "
+      "Leave one out."
     )
   shared, wrong = {}, []
   for path, name in taken.items():
@@ -276,44 +278,46 @@ def _under(prefix: str, path: str) -> bool:
 
 
 def _moved(path: str, prefix: str, new_prefix: str) -> str:
-  """A path under `prefix`, as it is called under `new_prefix`."""
+  """Replaces the prefix of a path."""
   return "/".join(filter(None, (new_prefix, path[len(prefix) :].strip("/"))))
 
 
 def _counterpart(path: str, pairs: Mapping[str, str]) -> str:
-  """What a parameter of the model is called in the checkpoint; "": no part says."""
+  """Returns the checkpoint's name of a parameter of the model; "" if no part contains it."""
   near = [prefix for prefix in pairs if _under(prefix, path)]
   return _moved(path, max(near, key=len), pairs[max(near, key=len)]) if near else ""
 
 
 def _names(part: str) -> list[str]:
-  """Of THEIRS=OURS both, of NAME the one; "" for all there is."""
+  """Splits THEIRS=OURS or NAME; "" stands for everything."""
   return [name.strip("/").removeprefix(".") for name in part.split("=")]
 
 
 def _goes_to(path: str, parts: tuple[str, ...]) -> set[str]:
-  """What a parameter of the checkpoint would be called in the model, by the parts that it is under."""
+  """Returns the names in the model of a parameter of the checkpoint, by the parts that contain it."""
   pairs = map(_names, parts)
   return {_moved(path, pair[0], pair[-1]) for pair in pairs if _under(pair[0], path)}
 
 
 def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
-  """Prefix in the model -> prefix in the checkpoint."""
+  """Returns prefix in the model -> prefix in the checkpoint."""
   prefixes: dict[str, str] = {}
   for part in parts:
     names = _names(part)
     if len(names) > 2:
-      raise UserError(f"config.init.rename: {part} has more than one =; write THEIRS=OURS, for example encoder=decoder")
+      raise UserError(f"config.init.rename: {part} has more than one =. Give THEIRS=OURS, for example encoder=decoder.")
     for name, paths, owner in ((names[0], theirs, where), (names[-1], ours, "the model")):
       if not any(_under(name, path) for path in paths):
         raise UserError(f"config.init.rename={part}: no {name!r} in {owner}{_nearest(name, paths)}")
     if names[-1] in prefixes:
-      raise UserError(f"config.init.rename={','.join(parts)}: {names[-1] or '.'} of the model is named twice")
+      raise UserError(
+        f"config.init.rename={','.join(parts)}: {names[-1] or '.'} of the model occurs twice. Leave one out."
+      )
     prefixes[names[-1]] = names[0]
   return prefixes
 
 
-# ---- What is wrong ---------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 def _check_patterns(key: str, patterns: tuple[str, ...], ours: Collection[str]) -> None:
@@ -321,7 +325,7 @@ def _check_patterns(key: str, patterns: tuple[str, ...], ours: Collection[str]) 
     try:
       has_match = any(matches((pattern,), path) for path in ours)
     except re.error as error:
-      raise UserError(f"config.init.{key}: {pattern!r} is no regular expression: {error}") from error
+      raise UserError(f"config.init.{key}: {pattern!r} is not a regular expression: {error}. Correct it.") from error
     if not has_match:
       raise UserError(f"config.init.{key}: {pattern!r} matches no parameter of the model{_nearest(pattern, ours)}")
 
@@ -335,34 +339,34 @@ def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], 
   if name:
     problem = f"{where} has no {name}" + (f" for {path}" if name != path else "")
   else:
-    problem = f"{where}: config.init.rename does not say what becomes {path}"
+    problem = f"{where}: config.init.rename has no source for {path}"
   begin = ",".join(_cover(missing, there))
   parts = "config.init.rename" if renamed else "config.init.rename=.,THEIRS=OURS"
   if not all(path in theirs and not taken[path] for path in missing):
-    near, take = _nearest(name or path, theirs), f"to take it from elsewhere there: {parts}"
+    near, take = _nearest(name or path, theirs), f"to take another parameter: {parts}"
   else:
     near, take = "", f"to take it: add {begin} to {parts}"
-  raise UserError(f"{problem}{_more(missing)}{near}; to begin with fresh values: config.init.reinit={begin}; {take}")
+  raise UserError(f"{problem}{_more(missing)}{near}; to start with fresh values: config.init.reinit={begin}; {take}")
 
 
 def _check_placed(
   where: str, pairs: Mapping[str, str], theirs: Collection[str], ours: Collection[str], fresh: tuple[str, ...]
 ) -> None:
-  """Whether all that is under a part has a place, if only one that begins fresh."""
+  """Raises an error if a parameter in a part has no place in the model, not even a fresh one."""
   lost = []
   for name in theirs:
     places = [_moved(name, theirs_, ours_) for ours_, theirs_ in pairs.items() if _under(theirs_, name)]
     if places and not any(target in ours or matches(fresh, target) for target in places):
       lost.append(name)
   if lost:
-    remedy = "name the parts that are taken"
+    remedy = "select the parts to take"
     if pairs == {"": ""}:
       remedy += f": config.init.rename={','.join(_cover([name for name in theirs if name not in lost], lost))}"
     else:
-      remedy += " more closely, in config.init.rename"
+      remedy += " more narrowly in config.init.rename"
     raise UserError(
-      f"{where} has {lost[0]}{_more(lost)}, for which the model has no place{_nearest(lost[0], ours)};"
-      f" to leave it behind {remedy}"
+      f"{where} has {lost[0]}{_more(lost)}, which the model lacks{_nearest(lost[0], ours)};"
+      f" to leave it behind, {remedy}"
     )
 
 
@@ -381,11 +385,11 @@ def _other_shape(
   )
   message = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
   if matches(rows, path):
-    message += "; config.init.resize takes what differs in one dimension"
+    message += "; config.init.resize allows a difference in one dimension only"
   elif differs_once:
-    message += f"; to take the rows that both have: config.init.resize={path}"
-    message += ", or those of their pieces: config.init.transfer_vocab=True" if dimensions([path], None) else ""
-  message += f"; to begin with fresh values: config.init.reinit={','.join(_cover(wrong, matching))}"
+    message += f"; to take the common rows: config.init.resize={path}"
+    message += ", or to map rows by their pieces: config.init.transfer_vocab=True" if dimensions([path], None) else ""
+  message += f"; to start with fresh values: config.init.reinit={','.join(_cover(wrong, matching))}"
   return f"{message}; to train a model of its shape: config.init.use_model_config=True"
 
 
@@ -394,7 +398,7 @@ def _more(paths: Sequence[str]) -> str:
 
 
 def _nearest(name: str, paths: Collection[str]) -> str:
-  """Of the paths, and of what they begin with."""
+  """Returns the nearest paths and path prefixes, for a message."""
   words = [path.split("/") for path in paths]
   known = dict.fromkeys("/".join(segments[:end]) for segments in words for end in range(1, len(segments) + 1))
   near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -406,9 +410,9 @@ def _nearest(name: str, paths: Collection[str]) -> str:
 
 
 def _cover(paths: Collection[str], excluded: Collection[str]) -> list[str]:
-  """The shortest beginnings of paths that have all of `paths` and none of `excluded`.
+  """Returns the shortest path prefixes that cover all of `paths` and none of `excluded`.
 
-  In:  paths=["embed/table", "head/bias", "head/norm"], others=["embed/norm"]
+  In:  paths=["embed/table", "head/bias", "head/norm"], excluded=["embed/norm"]
   Out: ["embed/table", "head"]
   """
   cover: list[str] = []
@@ -422,13 +426,15 @@ def _cover(paths: Collection[str], excluded: Collection[str]) -> list[str]:
   return cover
 
 
-# ---- What is said ----------------------------------------------------------------------------------------------------
+# ---- Log -------------------------------------------------------------------------------------------------------------
 
 
 def _report(
   transfer_plan: TransferPlan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape], poolers: Mapping[str, str]
 ) -> list[str]:
-  """What was taken, resized, is fresh and was left behind: each part that changed, with its number of parameters."""
+  """Returns lines on taken, resized, fresh and left-behind parameters: each changed part, with its number of
+  parameters.
+  """
   used = dict.fromkeys(transfer_plan.taken.values())
   fresh, left = (
     [path for path in ours if path not in transfer_plan.taken],
@@ -438,7 +444,7 @@ def _report(
   renamed: dict[tuple[str, str], int] = {}
   for path, name in transfer_plan.taken.items():
     if path != name:
-      # Of a head that is new but for its pooler not all that is under its name was taken.
+      # If a new head takes only a pooler, the pair is the pooler's path.
       heads = f"heads/{_head(path)}/pooler", f"heads/{_head(name)}/pooler"
       pair = heads if path in poolers else _differ(path, name)
       renamed[pair] = renamed.setdefault(pair, 0) + math.prod(ours[path])
@@ -462,7 +468,7 @@ def _report(
     f"fresh: {amounts.compact_count(sizes[0])} in": [f"{x} ({amounts.compact_count(n)})" for x, n in begun.items()],
   }
   report_lines = [line for label, names in lines.items() if names for line in _lines(label, names)]
-  # What is left behind changes nothing in the model.
+  # Left-behind parameters do not affect the model.
   return [
     *report_lines,
     *([_line(f"left behind: {amounts.compact_count(sizes[1])} in", _cover(left, used))] if left else []),
@@ -470,7 +476,7 @@ def _report(
 
 
 def _differ(path: str, name: str) -> tuple[str, str]:
-  """Two paths without what both end in."""
+  """Strips the common ending of two paths."""
   new, old = path.split("/"), name.split("/")
   while new and old and new[-1] == old[-1]:
     new, old = new[:-1], old[:-1]
@@ -478,12 +484,12 @@ def _differ(path: str, name: str) -> tuple[str, str]:
 
 
 def _lines(label: str, names: Sequence[str]) -> list[str]:
-  """All of the names, on as many lines as they need."""
+  """Formats all names on as many lines as they need."""
   return textwrap.wrap(f"{label} {', '.join(names)}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _line(label: str, names: Sequence[str]) -> str:
-  """As many of the names as have room."""
+  """Formats the names that fit on one line."""
   line = ""
   for shown in range(len(names), 0, -1):
     more = f" and {len(names) - shown} more" if shown < len(names) else ""

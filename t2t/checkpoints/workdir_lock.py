@@ -1,4 +1,4 @@
-"""That one run alone writes to a workdir: a lock on a disk, a lease in a bucket, and whether the folder is there."""
+"""Exclusive access of one run to a workdir: a lock on a disk, a lease in a bucket."""
 
 from collections.abc import Iterator
 import contextlib
@@ -16,16 +16,16 @@ NAME = ".lock"
 
 
 class Workdir:
-  """A folder on a disk that this process has locked, or None where it need not."""
+  """A folder on a disk, locked by this process; None: no lock is needed."""
 
   def __init__(self, path: epath.Path, folder: int | None):
     self._path, self._folder = path, folder
 
   def check(self) -> None:
-    """Whether the folder is still the one that the run began in.
+    """Checks that the folder is still the one in which the run began.
 
     Raises:
-      UserError: it was moved, deleted, or another stands in its place.
+      UserError: it was moved, deleted, or replaced.
     """
     if self._folder is None:
       return
@@ -35,17 +35,17 @@ class Workdir:
       same = False
     if not same:
       raise UserError(
-        f"--workdir {self._path}: was moved or deleted while the run wrote to it, so nothing more is saved; bring it"
-        " back, and the same command goes on from its last checkpoint"
+        f"--workdir {self._path}: was moved or deleted while the run wrote to it, so nothing more is saved. Restore"
+        " it; the same command then resumes from its last checkpoint."
       )
 
 
 @contextlib.contextmanager
 def held(workdir: epath.Path) -> Iterator[Workdir]:
-  """Holds `workdir` for this run; on a disk the lock goes with the process, however it ends.
+  """Locks `workdir` for this run; on a disk the lock ends with the process.
 
   Raises:
-    UserError: another run is writing there, or nobody can.
+    UserError: another run writes there, or the folder is not writable.
   """
   if gcs.is_remote(workdir):
     if jax.process_index() == 0:
@@ -58,7 +58,7 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise UserError(f"--workdir {workdir}: cannot be made ({error.strerror}); give another") from error
+    raise UserError(f"--workdir {workdir}: cannot be created ({error.strerror}). Give another.") from error
   if jax.process_index() != 0 or "://" in str(workdir):
     yield Workdir(workdir, None)
     return
@@ -68,20 +68,20 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
       stack.callback(os.close, folder)
       file = stack.enter_context(open(workdir / NAME, "a+"))
     except OSError as error:
-      raise UserError(f"--workdir {workdir}: cannot be written ({error.strerror}); give another") from error
+      raise UserError(f"--workdir {workdir}: cannot be written ({error.strerror}). Give another.") from error
     try:
-      # The folder as well, or who deletes the file would let another in.
+      # Lock the folder as well, because the lock file may be deleted.
       _lock(file.fileno())
-      with contextlib.suppress(_Unknown):  # some network file systems lock files alone
+      with contextlib.suppress(_Unknown):  # some network file systems lock only files
         _lock(folder)
     except BlockingIOError:
       file.seek(0)
       owner = file.read().strip() or "unknown"
       raise UserError(
-        f"--workdir {workdir}: another run (process {owner}) is writing there; wait for it, stop it, or give another"
+        f"--workdir {workdir}: another run (process {owner}) is writing there. Wait for it, stop it, or give another."
       ) from None
     except _Unknown as error:
-      raise UserError(f"--workdir {workdir}: its file system knows no locks ({error}); give another") from None
+      raise UserError(f"--workdir {workdir}: its file system has no locks ({error}). Give another.") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
@@ -89,15 +89,15 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
 
 
 def is_held(workdir: epath.Path) -> bool:
-  """Whether a run holds `workdir` now; in a bucket, whether one does that has not ended in order.
+  """Returns whether a run holds `workdir`; in a bucket, also after a run that crashed.
 
   Raises:
-    OSError: its bucket does not say.
+    OSError: the bucket does not answer.
   """
   if gcs.is_remote(workdir):
     return lease.is_held(workdir / NAME)
   try:
-    with open(workdir / NAME) as file:  # shared, and let go of at once: nobody who only looks keeps a run out
+    with open(workdir / NAME) as file:  # shared and released at once, so that a check never blocks a run
       fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
   except BlockingIOError:
     return True
@@ -107,7 +107,7 @@ def is_held(workdir: epath.Path) -> bool:
 
 
 class _Unknown(Exception):
-  """The file system cannot lock this."""
+  """The file system does not support this lock."""
 
 
 def _lock(descriptor: int) -> None:

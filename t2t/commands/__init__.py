@@ -1,1 +1,1 @@
-"""One file for each subcommand of `t2t`: options in, one call, what is printed."""
+"""Subcommands of `t2t`, one file each: parses options, makes one call, prints the result."""

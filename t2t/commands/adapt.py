@@ -1,4 +1,4 @@
-"""`t2t adapt`: what is done with an adapter once it is trained."""
+"""`t2t adapt`: post-training operations on adapters."""
 
 import argparse
 import shlex
@@ -22,40 +22,39 @@ def _parser() -> argparse.ArgumentParser:
   form = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser(
     prog="t2t adapt",
-    description="What is done with an adapter once it is trained.",
+    description="Post-training operations on adapters.",
     epilog=_EXAMPLES,
     formatter_class=form,
     allow_abbrev=False,
   )
   commands = parser.add_subparsers(dest="command", required=True, metavar="merge")
   text = (
-    "A checkpoint by itself of the adapter in a workdir and of what it lies on top of, merged: a model without an"
-    " adapter, which every command takes.  It is made parameter by parameter, so that none but the largest must fit in"
-    " memory."
+    "Merges the adapter of a run into its base model and writes a checkpoint without an adapter, which every "
+    "command reads. Works parameter by parameter: memory holds only the largest one."
   )
   merge = commands.add_parser(
     "merge", help=text, description=textwrap.fill(text, 80), formatter_class=form, allow_abbrev=False
   )
-  merge.add_argument("run", metavar="RUN", help="workdir that the adapter was trained in, local or gs://")
-  merge.add_argument("--output", required=True, metavar="DIR", help="a folder that is not there yet")
-  merge.add_argument("--step", type=int, metavar="N", help="of the run; default: the newest")
+  merge.add_argument("run", metavar="RUN", help="workdir in which the adapter was trained, local or gs://")
+  merge.add_argument("--output", required=True, metavar="DIR", help="folder to create")
+  merge.add_argument("--step", type=int, metavar="N", help="checkpoint step of the run; default: the newest")
   for subparser in (parser, merge):
     subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t adapt`.
 
   Args:
-    argv: what follows `t2t adapt`.
+    argv: arguments after `t2t adapt`.
 
   Raises:
-    UserError: see `merging`.
+    UserError: see `merge_adapters`.
   """
   options = _parser().parse_args(argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  # Nothing is computed here but small products, and a run on this machine may be holding its accelerators.
+  # The merge computes only small products, and a run on this machine may hold its accelerators.
   jax.config.update("jax_platforms", "cpu")
   _COMMANDS[options.command](options)
 
@@ -77,14 +76,14 @@ def _merge(options: argparse.Namespace) -> None:
 
 
 def _step_of(run: str, step: int | None) -> str:
-  """Where a run's step lies; of none that is asked for the run, whose last step counts."""
+  """Returns the path of a run's step; without a step, the run itself, for its newest step."""
   if step is None:
     return run
   folder = gcs.absolute(run) / "checkpoints"
   steps = sorted(int(name) for name in gcs.names(folder, where="") if name.isdigit())
   if step not in steps:
     there = ", ".join(map(str, steps)) or "none"
-    raise UserError(f"--step {step}: {run} has no such checkpoint; there are {there}")
+    raise UserError(f"--step {step}: {run} has no such checkpoint. Give one of: {there}")
   return str(folder / str(step))
 
 

@@ -1,4 +1,4 @@
-"""`t2t checkpoint`: what a run has saved, whether it is whole, less of it, and how two of them differ."""
+"""`t2t checkpoint`: lists, verifies, prunes and compares the checkpoints of runs."""
 
 import argparse
 from collections.abc import Sequence
@@ -24,17 +24,24 @@ from t2t.storage import gcs
 _WIDEST = 120  # columns
 _SHOWN = 20  # differences
 _DESCRIPTION = """\
-What a run has saved.  DIR is a workdir that t2t trained in, or its folder
-`checkpoints`; local or gs://."""
-# Subcommand -> what it does.
+Lists, verifies, prunes and compares checkpoints.  DIR is a workdir that t2t
+trained in, or its folder `checkpoints`; local or gs://."""
+# Subcommand -> help text.
 _ABOUT = {
-  "list": "The steps: when, how large, held-out loss, best by which metric, and whether they look whole: small files,"
-  " and the sizes of all.",
-  "verify": "Reads every file and compares it with what was saved (in a bucket with the checksums that it keeps), and"
-  " of an adapter the model below it; exit code 1 if one is damaged, or none is left.",
-  "prune": "Deletes all but the last --keep steps, the best by each metric, and the last that is sound.",
-  "diff": "Which parameters and config keys of two checkpoints differ: of workdirs, whose last step counts, or of"
-  " steps, runs/a/checkpoints/500.",
+  "list": (
+    "Lists the steps: time, size, held-out loss, metrics at which a step is best, and whether it is intact (from "
+    "small files and the sizes of all files)."
+  ),
+  "verify": (
+    "Reads every file and compares it with the checksums of the save (in a bucket, with the checksums that the "
+    "bucket stores), and checks the base model of an adapter; exit code 1 if a checkpoint is damaged or none is "
+    "left."
+  ),
+  "prune": "Deletes all steps except the last --keep, the best by each metric, and the newest intact one.",
+  "diff": (
+    "Compares parameters and config keys of two checkpoints: newest steps of workdirs, or given steps, "
+    "runs/a/checkpoints/500."
+  ),
 }
 _EXAMPLES = """\
 examples:
@@ -56,15 +63,15 @@ def _parser() -> argparse.ArgumentParser:
   parsers = {name: add(name, text) for name, text in _ABOUT.items()}
   for name in ("list", "verify", "prune"):
     parsers[name].add_argument("dir", metavar="DIR", help="workdir that t2t trained in, local or gs://")
-  parsers["verify"].add_argument("--step", type=int, metavar="N", help="this one alone; default: all")
+  parsers["verify"].add_argument("--step", type=int, metavar="N", help="verify only this step; default: all")
   parsers["prune"].add_argument(
-    "--keep", type=numeric.integer(1), required=True, metavar="N", help="the last so many stay"
+    "--keep", type=numeric.integer(1), required=True, metavar="N", help="number of newest steps to keep"
   )
-  parsers["prune"].add_argument("--yes", action="store_true", help="delete without asking")
+  parsers["prune"].add_argument("--yes", action="store_true", help="delete without confirmation")
   for name in ("a", "b"):
     parsers["diff"].add_argument(name, metavar=name.upper(), help="workdir, or WORKDIR/checkpoints/STEP")
   parsers["diff"].add_argument(
-    "--all", action="store_true", help=f"every parameter that differs, not the {_SHOWN} most"
+    "--all", action="store_true", help=f"print every parameter that differs, not only the {_SHOWN} most different"
   )
   for subparser in (parser, *parsers.values()):
     subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -72,16 +79,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-  """The command; 1 if `verify` finds damage.
+  """Runs `t2t checkpoint`; returns 1 if `verify` finds damage.
 
   Args:
-    argv: what follows `t2t checkpoint`.
+    argv: arguments after `t2t checkpoint`.
 
   Raises:
     UserError: there are no checkpoints, or they cannot be read or deleted.
   """
   options = _parser().parse_args(argv)
-  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)  # Orbax warns of what is as it is meant
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)  # Orbax warns about intended layouts
   return _COMMANDS[options.command](options)
 
 
@@ -122,12 +129,12 @@ def _list(options: argparse.Namespace) -> int:
   for line in _lost_bases(folder, [saved.step for saved in saved_steps]):
     console.print(line, soft_wrap=True)
   for name in inspect.set_aside(folder):
-    console.print(f"{name}: was found damaged, and set aside", soft_wrap=True)
+    console.print(f"{name}: set aside because it was damaged", soft_wrap=True)
   return 0
 
 
 def _lost_bases(folder: epath.Path, steps: Sequence[int]) -> list[str]:
-  """What steps lie on top of and is not there any more, a line for each."""
+  """Returns one error message for each base model that no longer exists."""
   messages = {}
   for step in steps:
     try:
@@ -144,7 +151,9 @@ def _verify(options: argparse.Namespace) -> int:
   steps = verify.steps(folder)
   if options.step is not None:
     if options.step not in steps:
-      raise UserError(f"--step {options.step}: is not there; there are {', '.join(map(str, steps))}")
+      raise UserError(
+        f"--step {options.step}: no such checkpoint in {folder}. Give one of: {', '.join(map(str, steps))}"
+      )
     steps = [options.step]
   damaged, bases = [], {}
   for step in progress.track(steps, "reading checkpoints"):
@@ -152,15 +161,13 @@ def _verify(options: argparse.Namespace) -> int:
     faults = verify.of_step(path, step=step)
     seconds, size = time.monotonic() - started, amounts.nbytes(manifest.size(path))
     if faults and step not in verify.steps(folder):
-      print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
+      print(f"{step}: deleted during the check by a running job that no longer keeps it")
     elif faults:
       damaged.append(step)
       print(f"{step}: damaged ({size})")
       print("\n".join(f"  {line}" for line in faults))
     elif manifest.read(path) is None:
-      print(
-        f"{step}: saved without checksums, by an older t2t; all that it must have is there ({size}){_base(path, bases)}"
-      )
+      print(f"{step}: no checksums, saved by an older t2t; all required files are there ({size}){_base(path, bases)}")
     else:
       print(f"{step}: whole ({size}, {seconds:.1f} s){_base(path, bases)}")
   lost = [why for why in bases.values() if why]
@@ -168,25 +175,31 @@ def _verify(options: argparse.Namespace) -> int:
     print(why, file=sys.stderr)
   if damaged:
     print(
-      f"{len(damaged)} of {len(steps)} damaged; `t2t train` sets what is damaged aside and goes on from the last step"
-      " that is whole",
+      f"{len(damaged)} of {len(steps)} damaged; `t2t train` sets damaged steps aside and resumes from the newest "
+      "intact one",
       file=sys.stderr,
     )
   aside = inspect.set_aside(folder)
   if not steps:
-    print(f"{folder}: has no step but what was found damaged, and set aside: {', '.join(aside)}", file=sys.stderr)
+    print(
+      f"{folder}: every step is damaged and set aside: {', '.join(aside)}. Start again in another --workdir.",
+      file=sys.stderr,
+    )
   return 1 if damaged or lost or not steps else 0
 
 
 def _base(path: epath.Path, seen: dict[str, str]) -> str:
-  """What a step lies on top of, in words; `seen` has of each such model what is wrong with it, or ""."""
+  """Returns a phrase that names the base models of a step.
+
+  `seen` caches the error message of each base, or "" for an intact one.
+  """
   base = restore.read_base(path)
   if base is None:
     return ""
   key = json.dumps(base.to_dict())
   if key not in seen:
     try:
-      if (path / restore.FISHER).exists():  # which lies on top of nothing, and is compared by whom it holds
+      if (path / restore.FISHER).exists():  # a Fisher step has no base; only the model that it anchors is located
         base.locate(path.parent.parent)
       else:
         tensor_writer.of_base(pretrained.read_source(str(path), where=""))
@@ -194,7 +207,7 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
     except UserError as error:
       seen[key] = str(error)
   return f", on top of {' and '.join(base_part.path for base_part in base.all_bases)}" + (
-    ", without which nobody can read it" if seen[key] else ""
+    ", without which it cannot be read" if seen[key] else ""
   )
 
 
@@ -203,14 +216,14 @@ def _prune(options: argparse.Namespace) -> int:
   with contextlib.ExitStack() as stack:
     if gcs.is_remote(folder):
       workdir = folder.parent if folder.name == manager.CHECKPOINTS else None
-    else:  # by whatever name it is reached
+    else:  # the folder may be reached through symbolic links
       resolved = epath.Path(os.path.realpath(folder))
       workdir = resolved.parent if resolved.name == manager.CHECKPOINTS else None
     if workdir is not None:
-      stack.enter_context(workdir_lock.held(workdir))  # no run writes there
+      stack.enter_context(workdir_lock.held(workdir))  # no run writes there meanwhile
     superfluous = inspect.superfluous(folder, keep=options.keep)
     if not superfluous:
-      print("nothing to delete: all are of the last, the best, or the last that is sound")
+      print("nothing to delete: every step is among the last, the best, or the newest intact one")
       return 0
     size = amounts.nbytes(sum(saved.size for saved in superfluous))
     listing = f"{', '.join(str(saved.step) for saved in superfluous)} ({size})"
@@ -225,7 +238,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _agreed(folder: epath.Path, listing: str) -> bool:
   if not sys.stdin.isatty():
-    raise UserError(f"{folder}: would delete {listing}; give --yes")
+    raise UserError(f"{folder}: would delete {listing}, and there is no terminal to confirm it. Give --yes.")
   return input(f"{folder}: delete {listing}? [y/N] ").strip().lower() in ("y", "yes")
 
 
@@ -237,7 +250,7 @@ def _diff(options: argparse.Namespace) -> int:
     differences += [] if difference is None else [difference]
   console.print(f"A {left}\nB {right}", soft_wrap=True)
   if differences:
-    # What only one has first, then the most different.
+    # Parameters of only one side come first, then the most different ones.
     most = lambda entry: -math.inf if entry.largest is None or math.isnan(entry.largest) else -entry.largest
     shown = sorted(differences, key=lambda entry: (most(entry), entry.name))[: None if options.all else _SHOWN]
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
@@ -250,12 +263,12 @@ def _diff(options: argparse.Namespace) -> int:
     console.print(table)
     if len(shown) < len(differences):
       console.print(f"and {len(differences) - len(shown)} more; --all shows them")
-  console.print(f"{same} of {same + len(differences)} parameters are the same to the bit")
+  console.print(f"{same} of {same + len(differences)} parameters are bit-identical")
   changes = inspect.configs(left, right)
   for key, (a, b) in changes.items():
     console.print(f"config.{key}: {a!r}, B has {b!r}", soft_wrap=True)
   if not changes:
-    console.print("their configs are the same")
+    console.print("the configs are identical")
   return 0
 
 

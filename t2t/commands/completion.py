@@ -12,8 +12,8 @@ from t2t.configuration.loading import config_names
 from t2t.runtime import versions
 
 _DESCRIPTION = """\
-Prints a script that has the shell complete commands, options, names of configs
-and config keys.  bash reads it from a folder of its own:
+Prints a script that makes the shell complete commands, options, config names
+and config keys.  bash loads it from its completion folder:
 
   mkdir -p ~/.local/share/bash-completion/completions
   t2t completion bash > ~/.local/share/bash-completion/completions/t2t
@@ -23,9 +23,9 @@ and zsh from where ~/.zshrc sources it:
   t2t completion zsh > ~/.t2t-completion.zsh
   echo 'source ~/.t2t-completion.zsh' >> ~/.zshrc
 
-It takes some seconds to write, for all commands are asked what they take; write
-it again when t2t is upgraded."""
-# Commands of commands.
+Generating it takes some seconds, because it reads the help of every command.
+Generate it again after an upgrade of t2t."""
+# Command -> its subcommands.
 PARTS = {
   "checkpoint": ("list", "verify", "prune", "diff"),
   "vocab": ("train", "report"),
@@ -63,18 +63,18 @@ complete -o default -F _t2t t2t
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs `t2t completion`, which prints the script."""
   form = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser(
     prog="t2t completion", description=_DESCRIPTION, formatter_class=form, allow_abbrev=False
   )
-  parser.add_argument("shell", choices=("bash", "zsh"), help="one script serves both")
+  parser.add_argument("shell", choices=("bash", "zsh"), help="shell; one script serves both")
   parser.parse_args(argv)
   print(script(), end="")
 
 
 def script() -> str:
-  """What the shell reads."""
+  """Returns the completion script."""
   keys = [f"--config.{section}.{key}=" for section, values in keys_by_section().items() for key in values]
   cases = []
   for name in command.SUBCOMMANDS:
@@ -95,7 +95,7 @@ def _case(pattern: str, words: Sequence[str]) -> str:
 
 
 def options(*arguments: str) -> list[str]:
-  """The options that the help of a command lists."""
+  """Returns the options that a command's help lists."""
   output = io.StringIO()
   with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
     command.main([*arguments, "--help"])

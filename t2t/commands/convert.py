@@ -1,4 +1,4 @@
-"""`t2t convert`: checkpoints from T5X, from and to Hugging Face's folders and PEFT's; T5X's gin files as configs."""
+"""`t2t convert`: converts checkpoints of T5X, Hugging Face and PEFT, and gin files of T5X."""
 
 import argparse
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from t2t.convert import (
 from t2t.runtime import amounts, numeric
 from t2t.storage import gcs, hub
 
-# What --from names -> what it is called in a message.
+# Value of --from -> its name in messages.
 KINDS = {
   "hf": "a Hugging Face folder",
   "peft": "an adapter of PEFT",
@@ -38,17 +38,17 @@ KINDS = {
   "t2t": "a checkpoint of t2t",
 }
 _UNITS = {"": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
-_SHARD = "5GB"  # as transformers
+_SHARD = "5GB"  # the default of transformers
 
 
 @dataclasses.dataclass(frozen=True)
 class ConversionJob:
-  """What is to be done; the options of the command say what each means.
+  """A conversion, as the options of the command describe it.
 
-  extra_ids: None: as the vocabulary's files say.
-  dtype, max_shard_bytes: of a Hugging Face folder.
-  head: which is written, or how that is called that is read.
-  base: what an adapter that is read lies on top of; "": as its folder says.
+  extra_ids: None: the number in the vocabulary's files.
+  dtype, max_shard_bytes: only for a Hugging Face folder.
+  head: to hf, the head to export; from hf, the name of the imported head.
+  base: base model of an imported adapter; "": the one that its folder names.
   """
 
   source: str
@@ -67,7 +67,7 @@ class ConversionJob:
 
 
 def run(job: ConversionJob) -> None:
-  """Converts a checkpoint; says what was assumed, where the result is, and what may be done with it.
+  """Converts a checkpoint; prints assumptions, the path of the result, and commands that read it.
 
   Raises:
     UserError: the checkpoint cannot be read, has no counterpart, or the result cannot be written.
@@ -76,7 +76,7 @@ def run(job: ConversionJob) -> None:
     (_take_adapter if job.kind == "peft" else _give_adapter)(job)
     return
 
-  # ---- What is there -------------------------------------------------------
+  # ---- Source --------------------------------------------------------------------------------------------------------
   foreign = {"hf": huggingface, "t5x": t5x, "t2t": tensor_writer}[job.kind].open_foreign(job.source)
   lazy_tensors.check(foreign)
   if job.vocabulary:
@@ -85,7 +85,7 @@ def run(job: ConversionJob) -> None:
     foreign = hf_heads.renamed(foreign, job.head)
   notes = list(foreign.notes)
 
-  # ---- What it becomes -----------------------------------------------------
+  # ---- Result --------------------------------------------------------------------------------------------------------
   out = gcs.absolute(job.out)
   if job.target == "t2t":
     with atomic_output.progress(
@@ -101,13 +101,15 @@ def run(job: ConversionJob) -> None:
 
 
 def _take_adapter(job: ConversionJob) -> None:
-  """From PEFT's folder to a run of t2t's."""
+  """Converts a PEFT folder to a t2t run."""
   base_name = peft_config.base_named(job.source)
   if not job.base and not (base_name and gcs.absolute(base_name).exists()):
     if base_name and hub.name_of(base_name):
       hub.check(base_name, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
-    named = f"{base_name!r}, which is no folder here" if base_name else "no base"
-    raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
+    named = f"{base_name!r}, which is not a folder here" if base_name else "no base"
+    raise UserError(
+      f"{job.source}: {peft.CONFIG} names {named}. Give --base MODEL, the model that the adapter was trained on."
+    )
   base, part = adapter_export.open_base(
     job.base or base_name, where="--base " if job.base else f"{job.source}: its base: "
   )
@@ -118,17 +120,20 @@ def _take_adapter(job: ConversionJob) -> None:
   nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
   with atomic_output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
     written = adapter_export.save(adapter, base, part, gcs.absolute(job.out), advance=advance)
-  notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or be moved together with {job.out}"]
+  notes = [
+    *base.notes,
+    f"refers to its base {base.path}; keep that folder in place, or move it together with {job.out}",
+  ]
   if adapter.kept:
-    notes.append(f"of its head the base's: {', '.join(adapter.kept)}")
+    notes.append(f"head parameters taken from the base: {', '.join(adapter.kept)}")
   print("\n".join(_report(written, job, notes)))
 
 
 def _give_adapter(job: ConversionJob) -> None:
-  """From a run of t2t's that trained an adapter to PEFT's folder."""
+  """Converts a t2t run that trained an adapter to a PEFT folder."""
   source = pretrained.read_source(job.source, where="")
   (trained, below), base = adapter_export.trained(source), adapter_export.base_folder(source)
-  number = sum(len(tensor.parts) for tensor in trained.values())  # layers are apart there
+  number = sum(len(tensor.parts) for tensor in trained.values())  # PEFT stores each layer separately
   with atomic_output.progress(sum(tensor.nbytes for tensor in trained.values()), number) as advance:
     notes = peft.save(
       source.model,
@@ -146,14 +151,14 @@ def _give_adapter(job: ConversionJob) -> None:
 
 
 def _size(target: hf_config.Written, dtype: str) -> tuple[int, int]:
-  """Bytes and number of the tensors of a Hugging Face folder."""
+  """Returns bytes and number of the tensors of a Hugging Face folder."""
   written = huggingface.written(target.family, target.model)
   width = 4 if dtype == "float32" else 2
   return width * sum(math.prod(mapping.shape) for mapping in written.values()), len(written)
 
 
 def _report(foreign: lazy_tensors.Foreign, job: ConversionJob, notes: list[str]) -> Iterator[str]:
-  """What is said at the end, line by line."""
+  """Yields the lines of the final report."""
   model, out = foreign.model, gcs.absolute(job.out)
   parameters = sum(math.prod(tensor.shape) for tensor in foreign.tensors.values())
   layers = " + ".join(str(number) for number in (model.num_encoder_layers, model.num_decoder_layers) if number)
@@ -164,7 +169,7 @@ def _report(foreign: lazy_tensors.Foreign, job: ConversionJob, notes: list[str])
   yield f"parameters    {parameters:,}, {'float32' if job.target == 't2t' else job.dtype}"
   yield f"size          {amounts.nbytes(written)}"
   for note in notes:
-    # A path or an option that is cut in two cannot be copied.
+    # Keep paths and options whole, so that they can be copied.
     yield textwrap.fill(f"note: {note}", 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
   yield "next:"
   for command in _commands(foreign, job):
@@ -172,10 +177,10 @@ def _report(foreign: lazy_tensors.Foreign, job: ConversionJob, notes: list[str])
 
 
 def _commands(foreign: lazy_tensors.Foreign, job: ConversionJob) -> Iterator[str]:
-  """What may be typed next."""
+  """Yields commands that read the result."""
   out = shlex.quote(job.out)
   if job.target == "peft":
-    yield "t2t convert --from t2t BASE --to hf FOLDER, if its base is of another format"
+    yield "t2t convert --from t2t BASE --to hf FOLDER, if the base has another format"
     yield f'python -c "import peft; peft.PeftModel.from_pretrained(MODEL, {job.out!r})"'
     return
   if job.target == "hf":
@@ -187,7 +192,7 @@ def _commands(foreign: lazy_tensors.Foreign, job: ConversionJob) -> Iterator[str
   knows_tokens = foreign.model.vocabulary_head
   if foreign.model.kind.is_generative and foreign.vocabulary and knows_tokens:
     yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
-  # Who has a detector knows of no token how likely it is, either.
+  # A detector has no token probabilities either.
   if knows_tokens and not any(head.kind == "detector" for head in foreign.model.heads):
     yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
   if foreign.model.kind.is_generative and knows_tokens:
@@ -203,21 +208,21 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t convert",
     usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]",
-    description="Brings checkpoints from T5X and Hugging Face to t2t, and from t2t to Hugging\n"
-    "Face; adapters from PEFT, and back; parameter by parameter, so that none but\n"
-    "the largest must fit in memory.\n"
-    "What cannot be converted exactly is refused, and what is assumed is said.",
+    description="Imports checkpoints of T5X and Hugging Face and exports them to Hugging Face;\n"
+    "imports and exports PEFT adapters. Works parameter by parameter: memory holds\n"
+    "only the largest one. Refuses checkpoints that cannot be converted exactly, and\n"
+    "prints every assumption.",
     epilog="kinds:\n"
     "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
     "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, XLM-R, ALBERT, DistilBERT,\n"
     "         ModernBERT, ELECTRA, GPT-2, MPT, Llama, Mistral, Qwen 3, Gemma 1 to 3;\n"
-    "         and their classes for tasks (...ForSequenceClassification and such).\n"
-    "         Written, transformers' from_pretrained loads it; what adapts a model\n"
-    "         of t2t is merged\n"
+    "         and their task classes (...ForSequenceClassification and others).\n"
+    "         from_pretrained of transformers loads an exported folder; adapters of\n"
+    "         a t2t model are merged\n"
     "  peft   an adapter, a folder with adapter_config.json and safetensors: LoRA,\n"
-    "         (IA)3, prompt tuning, prefix tuning. Read, it becomes a run on top of\n"
-    "         its base\n"
-    "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"
+    "         (IA)3, prompt tuning, prefix tuning. An import becomes a run that\n"
+    "         refers to its base\n"
+    "  t5x    a T5: a folder of arrays, or the older single file; import only\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"
     "examples:\n"
     "  t2t convert --from hf flan-t5-base --to t2t runs/flan_t5_base\n"
@@ -230,44 +235,47 @@ def _parser() -> argparse.ArgumentParser:
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("paths", nargs="*", metavar="PATH OUT", help="the checkpoint, and a folder that is not there yet")
+  parser.add_argument("paths", nargs="*", metavar="PATH OUT", help="the checkpoint, and a folder to create")
   add = parser.add_argument
-  add("--from", dest="kind", default="", metavar="KIND", help="hf, peft, t5x or t2t; default: what is there")
+  add("--from", dest="kind", default="", metavar="KIND", help="hf, peft, t5x or t2t; default: detected")
   add(
     "--to",
     dest="target",
     default="",
     metavar="KIND",
-    help="t2t, hf or peft; default: t2t, and hf of a checkpoint of t2t",
+    help="t2t, hf or peft; default: t2t, or hf for a t2t checkpoint",
   )
-  add("--gin", default="", metavar="FILE", help="the same as --gin_file: prints the config that says the same")
+  add("--gin", default="", metavar="FILE", help="alias of --gin_file: prints the equivalent config")
   words = parser.add_argument_group("vocabulary")
   add = words.add_argument
   add(
     "--vocabulary",
     default="",
     metavar="FILE",
-    help='that the checkpoint was trained with, if none lies beside it; or "bytes"',
+    help='vocabulary of the checkpoint, if its folder has none; or "bytes"',
   )
   add(
     "--extra_ids",
     type=numeric.integer(0),
     metavar="N",
-    help="sentinels behind it; default: 100 of a .model that has none",
+    help="sentinels after its ids; default: 100 for a .model without sentinels",
   )
   parser.add_argument(
     "--head",
     default="",
     metavar="NAME",
-    help="of hf: what its head is called, as the task that it answers; to hf: which is written, or vocabulary",
+    help="from hf: name of the imported head, that of its task; to hf: the head to export, or vocabulary",
   )
   parser.add_argument(
-    "--base", default="", metavar="BASE", help="of peft: what the adapter lies on top of; default: as its folder says"
+    "--base",
+    default="",
+    metavar="BASE",
+    help="from peft: base model of the adapter; default: the one that its folder names",
   )
   theirs = parser.add_argument_group("writing hf")
   add = theirs.add_argument
   add("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: float32")
-  add("--max_shard_size", metavar="SIZE", help=f"of a file, 500MB for example; default: {_SHARD}")
+  add("--max_shard_size", metavar="SIZE", help=f"largest file size, for example 500MB; default: {_SHARD}")
   gin_files.add_options(parser, "")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
@@ -276,23 +284,23 @@ def _parser() -> argparse.ArgumentParser:
 def _shard_bytes(text: str) -> int:
   match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B|)", text.strip().upper())
   if not match or float(match[1]) * _UNITS[match[2]] < 1:
-    raise UserError(f"--max_shard_size {text}: must be a number of bytes, as 5GB, 500MB or 500000")
+    raise UserError(f"--max_shard_size {text}: is not a number of bytes. Give 5GB, 500MB or 500000, for example.")
   return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _known(option: str, kind: str) -> None:
   if kind and kind not in KINDS:
-    kinds = [known_kind for known_kind in KINDS if option == "from" or known_kind != "t5x"]  # which is read alone
+    kinds = [known_kind for known_kind in KINDS if option == "from" or known_kind != "t5x"]  # import only
     near = did_you_mean(kind, kinds)
-    is_path = "; the path comes after it" if epath.Path(kind).exists() or "/" in kind else ""
-    raise UserError(f"--{option} {kind}: known are {', '.join(kinds)}{near or is_path}")
+    is_path = ". A path follows the kind" if epath.Path(kind).exists() or "/" in kind else ""
+    raise UserError(f"--{option} {kind}: unknown kind. Give one of: {', '.join(kinds)}{near or is_path}")
 
 
 def _kind(path: str, requested: str) -> str:
-  """Of which kind a checkpoint is.
+  """Returns the kind of a checkpoint.
 
   Raises:
-    UserError: there is none, or one of another kind than `requested`.
+    UserError: there is no checkpoint, or its kind is not `requested`.
   """
   gcs.check(path, where="")
   folder = gcs.absolute(path)
@@ -303,7 +311,7 @@ def _kind(path: str, requested: str) -> str:
   if detected == "t2t" and t5x.is_tensorflow(folder):
     raise UserError(f"{path}: {t5x.TENSORFLOW}")
   if requested and detected not in (requested, "t2t"):
-    raise UserError(f"--from {requested} {path}: is {KINDS[detected]}; give --from {detected}, or leave it out")
+    raise UserError(f"--from {requested} {path}: is {KINDS[detected]}. Give --from {detected}, or leave --from out.")
   if requested or detected != "t2t":
     return requested or detected
   try:
@@ -312,7 +320,7 @@ def _kind(path: str, requested: str) -> str:
     raise
   except UserError as error:
     raise UserError(
-      f"{path}: no checkpoint there.  Looked for\n"
+      f"{path}: no checkpoint. Looked for\n"
       f"  hf: config.json with a model_type, and model.safetensors or model.safetensors.index.json\n"
       f"  t5x: {t5x.looked_for(folder)}\n"
       f"  t2t: {folder}/state, {folder}/checkpoints/STEP and {folder}/STEP"
@@ -321,34 +329,42 @@ def _kind(path: str, requested: str) -> str:
 
 
 def _job(options: argparse.Namespace) -> ConversionJob:
-  """What the options mean together."""
+  """Checks the options and returns the conversion that they describe."""
   _known("from", options.kind)
   _known("to", options.target)
   if len(options.paths) > 2:
-    raise UserError(f"{options.paths[2]}: one checkpoint and one folder to write are given already")
+    raise UserError(f"{options.paths[2]}: too many paths. Give one checkpoint and one output folder.")
   if len(options.paths) < 2:
-    missing = "the folder to write is" if options.paths else "the checkpoint and the folder to write are"
-    raise UserError(f"{missing} missing; see `t2t convert --help`")
+    missing = "the output folder is" if options.paths else "the checkpoint and the output folder are"
+    raise UserError(f"{missing} missing. Give t2t convert PATH OUT; see `t2t convert --help`.")
   source, out = options.paths
   gcs.check(out, where="")
   if options.target == "t5x":
-    raise UserError("--to t5x: t2t reads T5X's checkpoints and writes none; give hf, peft or t2t")
+    raise UserError("--to t5x: t2t cannot write T5X checkpoints. Give --to hf, peft or t2t.")
   if options.extra_ids is not None and not options.vocabulary:
-    raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary, behind whose ids they come")
+    raise UserError(
+      f"--extra_ids {options.extra_ids}: needs --vocabulary, because sentinels follow its ids. Give --vocabulary "
+      "FILE, or leave --extra_ids out."
+    )
   kind = _kind(source, options.kind)
   target = options.target or ("hf" if kind == "t2t" else "t2t")
   if kind == target == "t2t":
-    raise UserError(f"--to t2t: {source} is a checkpoint of t2t already; copy its folder, or give --to hf")
+    raise UserError(f"--to t2t: {source} is a t2t checkpoint already. Copy its folder, or give --to hf.")
   if kind == "peft" and target != "t2t":
-    raise UserError(f"--to {target}: {source} is an adapter of PEFT; give --to t2t, and convert what that is merged to")
+    raise UserError(
+      f"--to {target}: {source} is a PEFT adapter. Give --to t2t, merge the result by `t2t adapt merge`, and "
+      "convert that."
+    )
   if target == "peft" and kind != "t2t":
-    raise UserError(f"--to peft: {source} is {KINDS[kind]}; only a run that trained an adapter is written so")
+    raise UserError(f"--to peft: {source} is {KINDS[kind]}. Give a t2t run that trained an adapter.")
   if options.base and kind != "peft":
-    raise UserError(f"--base {options.base}: only with --from peft, whose adapter lies on top of it")
+    raise UserError(f"--base {options.base}: applies only to --from peft. Leave it out.")
   if target != "hf":
     for name in ("dtype", "max_shard_size"):
       if getattr(options, name):
-        raise UserError(f"--{name} {getattr(options, name)}: only with --to hf; else parameters stay float32")
+        raise UserError(
+          f"--{name} {getattr(options, name)}: applies only to --to hf; other formats store float32. Leave it out."
+        )
   return ConversionJob(
     source=source,
     kind=kind,
@@ -364,28 +380,29 @@ def _job(options: argparse.Namespace) -> ConversionJob:
 
 
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t convert`.
 
   Args:
-    argv: what follows `t2t convert`.
+    argv: arguments after `t2t convert`.
 
   Raises:
     UserError: see `run`.
   """
-  # Options may stand between the two paths: --from hf DIR --to t2t OUT.
+  # Options may come between the two paths: --from hf DIR --to t2t OUT.
   typed = [argument for argument in argv if gin_files.is_binding(argument)]
   options = _parser().parse_intermixed_args([argument for argument in argv if not gin_files.is_binding(argument)])
   options.gin_file = [*options.gin_file, *([options.gin] if options.gin else [])]
   if options.gin_file:
     if options.paths or options.kind or options.target:
       raise UserError(
-        f"--gin_file {options.gin_file[0]}: prints a config and converts no checkpoint; give nothing else with it"
+        f"--gin_file {options.gin_file[0]}: prints a config and converts no checkpoint. Leave out PATH, OUT, "
+        "--from and --to."
       )
     gin.main(gin_files.read(options, typed))
     return
   if typed:
-    raise UserError(f"{typed[0]}: binds a name of a gin file; give --gin_file FILE with it")
+    raise UserError(f"{typed[0]}: binds a name of a gin file. Give --gin_file FILE with it.")
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  # Nothing is computed here, and a run on this machine may be holding its accelerators.
+  # The conversion needs no accelerator, and a run on this machine may hold its accelerators.
   jax.config.update("jax_platforms", "cpu")
   run(_job(options))

@@ -1,4 +1,4 @@
-"""`t2t doctor`: what this machine has of what t2t needs."""
+"""`t2t doctor`: checks whether this machine has what t2t needs."""
 
 import argparse
 import dataclasses
@@ -8,16 +8,17 @@ import textwrap
 from t2t.runtime import environment
 
 _DESCRIPTION = """\
-Looks at versions, devices, memory, disk, extras and credentials (whether there
-are any, never what they are): a line for each, and a remedy where something is
-amiss.  Exit code 1 if something is.  What it prints belongs into a bug report."""
+Checks versions, devices, memory, disk, extras and credentials (only whether
+they exist; they are never printed).  Prints one line each, and a remedy for
+each problem.  Exit code 1 if there is a problem.  Paste the output into a bug
+report."""
 _EXAMPLES = """\
 examples:
   t2t doctor
   t2t doctor --json"""
 _WIDTH, _NAME = 80, 14  # columns
 _STATES = {environment.FINE: "ok", environment.MISSING: "- ", environment.WRONG: "! "}
-_LEGEND = "ok: is well   -: is not there, which is well unless you need it   !: to mend"
+_LEGEND = "ok: works   -: absent, fine unless you need it   !: needs a fix"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,13 +29,13 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  parser.add_argument("--json", action="store_true", help="the same for programs: a list of findings")
+  parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 
 def main(argv: list[str]) -> int:
-  """The command; 1 if something is amiss."""
+  """Runs `t2t doctor`; returns 1 if there is a problem."""
   options = _parser().parse_args(argv)
   all_findings: list[environment.Finding] = []
   for kind, findings in environment.everything():
@@ -47,12 +48,12 @@ def main(argv: list[str]) -> int:
     print(json.dumps([dataclasses.asdict(finding) for finding in all_findings], indent=1))
   else:
     print(f"\n{_LEGEND}")
-    print(f"to mend: {', '.join(finding.name for finding in wrong)}" if wrong else "all is well")
+    print(f"to fix: {', '.join(finding.name for finding in wrong)}" if wrong else "no problem found")
   return int(bool(wrong))
 
 
 def _line(finding: environment.Finding) -> str:
-  """A finding, and below it what to do."""
+  """Formats a finding, with its remedy on the following lines."""
   text = f"{_STATES[finding.state]} {finding.name:<{_NAME}} {finding.found}"
   indent = " " * (_NAME + 4)
   lines = textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""`t2t embed`: a vector for each line of a file; with `--probe`, what the layers of a model know of a task."""
+"""`t2t embed`: writes a vector for each line of a file; `--probe` measures what each layer encodes of a task."""
 
 import argparse
 import dataclasses
@@ -21,12 +21,12 @@ def _parser() -> argparse.ArgumentParser:
     usage="t2t embed --checkpoint C --input FILE --output FILE.npy [options]\n"
     "       t2t embed --checkpoint C --layer all --probe TASK [options]\n"
     "                 [--config.data.KEY=VALUE ...]",
-    description="Writes a vector, float32, for each line of a file: the hidden states of a model\n"
-    "of any architecture, of its encoder if it has one, pooled over the tokens of the\n"
-    "line.  The same command again goes on where it stopped.\n\n"
-    "A .npy file has them as [lines, embed]; of all layers [lines, layers + 1,\n"
-    "embed], the first what was embedded.  A .parquet file has line, inputs and\n"
-    "vector, or layer_0, layer_1, ...  An empty line has no numbers (NaN; null in\n"
+    description="Writes a float32 vector for each line of a file: the hidden states of a model of\n"
+    "any architecture, of its encoder if it has one, pooled over the tokens of the\n"
+    "line.  The same command again resumes where it stopped.\n\n"
+    "A .npy file has the shape [lines, embed]; for all layers [lines, layers + 1,\n"
+    "embed], the embeddings first.  A .parquet file has the columns line, inputs and\n"
+    "vector, or layer_0, layer_1, ...  The vector of an empty line is NaN (null in\n"
     ".parquet).",
     epilog="examples:\n"
     "  t2t embed --checkpoint runs/tiny --input texts.txt --output vectors.npy\n"
@@ -43,38 +43,54 @@ def _parser() -> argparse.ArgumentParser:
   files = parser.add_argument_group("lines")
   add = files.add_argument
   add("--input", default="", metavar="FILE", help=".txt, a text a line; .jsonl, an object a line")
-  add("--output", default="", metavar="FILE", help="the vectors: a local .npy or .parquet file")
+  add("--output", default="", metavar="FILE", help="output: a local .npy or .parquet file")
   add(
     "--field",
     default="",
-    help='of an object: where its text is; default: inputs, or "parts", texts that are read together',
+    help='key of the text in a JSON object; default: inputs, or "parts", a list of texts encoded together',
   )
-  add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
+  add("--strict", action="store_true", help="raise an error for empty or too long lines instead of marking them")
   vector_group = parser.add_argument_group("vectors")
   add = vector_group.add_argument
-  add("--pool", default="mean", metavar="P", help="mean, first or last of a line's tokens; default: mean")
-  add("--layer", default="", metavar="N", help="0, what was embedded, to the last, or all; default: the last")
+  add(
+    "--pool", default="mean", metavar="P", help="pooling over the tokens of a line: mean, first or last; default: mean"
+  )
+  add("--layer", default="", metavar="N", help="0, the embeddings, to the last layer, or all; default: the last")
   probe = parser.add_argument_group("probe")
   add = probe.add_argument
   add(
     "--probe",
     default="",
     metavar="TASK",
-    help="instead of files: how well a linear classifier tells the classes of a registered task by the vectors of"
-    " each layer, fitted to its training split and measured on its validation split",
+    help=(
+      "replaces the files: accuracy of a linear classifier on the vectors of each layer, fitted to the training "
+      "split of a registered task and measured on its validation split"
+    ),
   )
-  add("--examples", type=numeric.integer(1), default=5_000, metavar="N", help="of each split at most; default: 5000")
-  add("--task_modules", default="", metavar="M", help="modules or .py files of yours that register tasks")
+  add(
+    "--examples",
+    type=numeric.integer(1),
+    default=5_000,
+    metavar="N",
+    help="largest number of examples per split; default: 5000",
+  )
+  add("--task_modules", default="", metavar="M", help="your modules or .py files that register tasks")
   model = parser.add_argument_group("model")
   add = model.add_argument
-  add("--task", default="", metavar="NAME", help="of a model that tells tasks apart: the one that all lines are of")
-  add("--inputs_length", type=int, default=0, metavar="N", help="tokens of a line at most; default: as in training")
+  add("--task", default="", metavar="NAME", help="task of all lines, for a model with task-specific parameters")
+  add(
+    "--inputs_length",
+    type=int,
+    default=0,
+    metavar="N",
+    help="largest number of tokens per line; default: as in training",
+  )
   add(
     "--batch_size",
     type=numeric.integer(1),
     default=32,
     metavar="N",
-    help="lines at a time, over all devices; default: 32",
+    help="lines per batch, over all devices; default: 32",
   )
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   hosts.add_options(parser)
@@ -83,10 +99,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t embed`.
 
   Args:
-    argv: what follows `t2t embed`.
+    argv: arguments after `t2t embed`.
 
   Raises:
     UserError: see `batch_inference.run` and `probes.probe`.
@@ -94,10 +110,10 @@ def main(argv: list[str]) -> None:
   options, overrides = _parser().parse_known_args(argv)
   for name in ("checkpoint",) if options.probe else ("checkpoint", "input", "output"):
     if not getattr(options, name):
-      raise UserError(f"--{name} is missing; see `t2t embed --help`")
+      raise UserError(f"--{name} is missing. Give --{name} VALUE; see `t2t embed --help`.")
   if options.pool not in embedding.POOLS:
     known = ", ".join(embedding.POOLS)
-    raise UserError(f"--pool {options.pool}: give one of {known}{did_you_mean(options.pool, embedding.POOLS)}")
+    raise UserError(f"--pool {options.pool}: unknown. Give one of {known}{did_you_mean(options.pool, embedding.POOLS)}")
   if not options.probe:
     _check_files(options, overrides)
   hosts.start(options, default.get_config().train)
@@ -123,12 +139,14 @@ def main(argv: list[str]) -> None:
 
 def _check_files(options: argparse.Namespace, overrides: list[str]) -> None:
   if overrides:
-    raise UserError(f"unknown option {overrides[0]}; see `t2t embed --help`")
+    raise UserError(f"unknown option {overrides[0]}. See `t2t embed --help`.")
   if options.input == jsonl_io.PIPE:
-    raise UserError("--input -: a file of vectors says how many there are before the first; give a file")
+    raise UserError("--input -: the header of an output file needs the number of lines. Give --input FILE.")
   jsonl_io.check_local(options.output)
   if not options.output.endswith(embedding_files.ENDINGS):
-    raise UserError(f"--output {options.output}: give a file that ends in {' or '.join(embedding_files.ENDINGS)}")
+    raise UserError(
+      f"--output {options.output}: unknown file type. Give a file that ends in {' or '.join(embedding_files.ENDINGS)}."
+    )
 
 
 def _probe(
@@ -143,7 +161,10 @@ def _probe(
 
   for name in ("input", "output", "field"):
     if getattr(options, name):
-      raise UserError(f"--{name} {getattr(options, name)}: --probe reads a task and writes a table; leave it out")
+      raise UserError(
+        f"--{name} {getattr(options, name)}: does not apply with --probe, which reads a task and prints a table. "
+        "Leave it out."
+      )
   config = default.get_config()
   if options.task_modules:
     config.data.task_modules = (*config.data.task_modules, *options.task_modules.split(","))

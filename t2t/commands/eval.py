@@ -1,4 +1,4 @@
-"""`t2t eval`."""
+"""`t2t eval`: evaluates a checkpoint."""
 
 import argparse
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from t2t.storage import gcs
 
 
 def _is_of_table(argv: list[str]) -> bool:
-  """Returns whether --checkpoint was fine-tuned on a table, as its config.json says; it is read before JAX starts."""
+  """Returns whether --checkpoint was fine-tuned on a table, according to its config.json; runs before JAX starts."""
   options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   options.add_argument("--checkpoint", default="")
   path = options.parse_known_args(argv)[0].checkpoint
@@ -35,10 +35,10 @@ def _is_of_table(argv: list[str]) -> bool:
 
 @gin_files.in_words_of_t5x("eval")
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs `t2t eval`."""
   parser = config_parser(
     "t2t eval",
-    "Evaluates a checkpoint: a table of metrics, every prediction, and the files that leaderboards take.",
+    "Evaluates a checkpoint: writes a table of metrics, every prediction, and files for leaderboards.",
     epilog=(
       "examples:\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
@@ -57,7 +57,9 @@ def main(argv: list[str]) -> None:
   parser.set_defaults(config="finetune" if _is_of_table(argv) else "superglue")
   parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
-  parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.num_shots")
+  parser.add_argument(
+    "--shots", type=int, help="solved training examples before each input; sets config.eval.num_shots"
+  )
   gin_files.add_options(parser, "eval")
   options, config, source = parse_with_checkpoint(parser, argv)
   if options.shots is not None:
@@ -72,12 +74,12 @@ def main(argv: list[str]) -> None:
 
 
 def _adopt_longest(config: ConfigDict, architecture: str, *, typed: Sequence[str]) -> None:
-  """Makes config.data.inputs_length and targets_length those of the longest examples that are evaluated.
+  """Sets config.data.inputs_length and targets_length to the lengths of the longest evaluated examples.
 
   Args:
-    config: its mixture, split and tasks count.
+    config: its mixture, split and tasks select the examples.
     architecture: of the model.
-    typed: the command line, which has the last word.
+    typed: the command line; its keys take precedence.
 
   Raises:
     UserError: see `evaluate.find_tasks`.

@@ -1,4 +1,4 @@
-"""`t2t fisher`: how much what a checkpoint has learned depends on each of its parameters."""
+"""`t2t fisher`: computes the Fisher information of a checkpoint's parameters."""
 
 import argparse
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ from t2t.storage import gcs
 from t2t.training import estimate_fisher
 
 _DESCRIPTION = """\
-The diagonal of the Fisher information of a checkpoint's parameters: the mean,
-over examples, of the squared gradient of the logarithm of an example's
-likelihood, that of all its targets together, as the data has them (the
-empirical Fisher). With config.optimizer.fisher=DIR a later run is held near
-the checkpoint where that counts (EWC, Kirkpatrick et al. 2017).
+Computes the diagonal of the Fisher information of a checkpoint's parameters:
+the mean, over examples, of the squared gradient of an example's log
+likelihood, which sums over its targets from the data (the empirical Fisher).
+With config.optimizer.fisher=DIR a later run keeps the parameters with large
+values near the checkpoint (EWC, Kirkpatrick et al. 2017).
 
-The examples are those of the training split that RUN was trained on, or of
-what --config.data.mixture or --config.data.files names. A row is an example:
-nothing is packed (config.data.pack). Rows are gone through one after another,
-as many at a time as there are copies of the parameters: it takes the memory of
-the parameters three times, whatever the batch. DIR is as large as the
-parameters, and names RUN and a digest of each of its arrays."""
+The examples come from the training split that RUN was trained on, or from
+--config.data.mixture or --config.data.files. A row is one example: packing is
+off (config.data.pack). One row is computed at a time on each copy of the
+parameters: memory holds three times the parameters, at any batch size. DIR is
+as large as the parameters, and contains the path of RUN and a digest of each
+of its arrays."""
 _EXAMPLES = """\
 examples:
   t2t fisher runs/old --output runs/fisher
@@ -54,35 +54,35 @@ def _parser() -> argparse.ArgumentParser:
   )
   add = parser.add_argument
   add("run", metavar="RUN", help="a workdir that t2t trained in, one of its checkpoints, or one of Hugging Face's")
-  add("--output", required=True, metavar="DIR", help="a folder that is not there yet, local or gs://")
+  add("--output", required=True, metavar="DIR", help="folder to create, local or gs://")
   add(
     "--examples",
     type=numeric.integer(1),
     default=_EXAMPLES_READ,
     metavar="N",
-    help=f"shuffled; where there are fewer, some count twice; default: {_EXAMPLES_READ}",
+    help=f"number of examples, shuffled and repeated if there are fewer; default: {_EXAMPLES_READ}",
   )
   add(
     "--seed",
     type=numeric.integer(0, 2**31 - 1),
     default=0,
     metavar="S",
-    help="of their order, and of what preprocessors draw; default: 0",
+    help="seed of the order and of random preprocessing; default: 0",
   )
-  add("--task_modules", default="", metavar="M", help="modules or .py files that register tasks, and that you trust")
+  add("--task_modules", default="", metavar="M", help="modules or .py files that register tasks and that you trust")
   add("--debug", action="store_true", help="show the traceback of an error")
   hosts.add_options(parser)
   return parser
 
 
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t fisher`.
 
   Args:
-    argv: what follows `t2t fisher`.
+    argv: arguments after `t2t fisher`.
 
   Raises:
-    UserError: see `estimate_fisher.run_config` and `estimate_fisher.compute`; or there is something at the output.
+    UserError: see `estimate_fisher.run_config` and `estimate_fisher.compute`; or the output exists.
   """
   options, overrides = options_lib.parse_known(_parser(), argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
@@ -110,27 +110,27 @@ def _lines(
   source_read = run_sources.of(information.config.data)
   of = f"{source_read.name}, {information.config.data.train_split}" if source_read.name else source_read.title
   mean, largest = _sizes(information.diagonal)
-  yield f"{out}: Fisher information of {source.path}, of {information.examples:,} examples of {of}"
+  yield f"{out}: Fisher information of {source.path}, from {information.examples:,} examples of {of}"
   if packed:
-    yield "  an example a row: the run packed several (config.data.pack), and here none is"
+    yield "  one example per row: the run packed several (config.data.pack), and this computation does not"
   yield f"  mean {mean:.3g}, largest {largest:.3g}"
   if not largest > 0:
-    yield "  it holds nothing: every gradient of these examples is 0; take a checkpoint that has not fitted them wholly"
+    yield "  every gradient of these examples is 0, so EWC has no effect; use a checkpoint that fits them less exactly"
     return
   options = f"--config.init.checkpoint={source.path} --config.optimizer.fisher={out}"
   strength = anchor(mean)
   yield (
     f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.param_groups='.: anchor={strength:g}'"
-    f" (mean x anchor = {mean * strength:.2g}; a larger anchor holds the old task better, a smaller one learns more)"
+    f" (mean x anchor = {mean * strength:.2g}; a larger anchor keeps the old task better, a smaller one learns more)"
   )
 
 
-# Mean of F (1.0e-3) times the anchor (300) that was chosen on the old task of docs/forgetting.md.
+# Mean of F (1.0e-3) times the anchor (300) that was tuned on the old task of docs/forgetting.md.
 _MEAN_PULL = 0.3
 
 
 def anchor(mean: float) -> float:
-  """The strength to begin with for Fisher information of this mean, to one digit: the pull is their product."""
+  """Returns a first anchor strength, to one digit, for Fisher information of this mean: their product is constant."""
   strength = _MEAN_PULL / mean
   digit = 10.0 ** math.floor(math.log10(strength))
   return round(strength / digit) * digit

@@ -1,6 +1,6 @@
-"""`t2t infer`: what a model makes of each line of a file; with `--server`, of what is typed on a page.
+"""`t2t infer`: predicts for each line of a file, or serves predictions with `--server`.
 
-It writes, or its heads answer, or it fills blanks: as it was trained.
+The training objective selects the method: generation, prediction heads, or fill-mask.
 """
 
 import argparse
@@ -39,47 +39,46 @@ from t2t.runtime import hosts, memory, numeric
 from t2t.serving import engine, model_service, routes, text_predictor
 
 _MAX_LENGTH, _TOP = 64, 10
-_OF_FILES = ("input", "output", "field", "strict")  # options that --server has no use for
+_OF_FILES = ("input", "output", "field", "strict")  # options that do not apply to --server
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t infer",
     usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server",
-    description="Writes what a model makes of each line of a file, one JSON object a line, in\n"
-    'the same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
-    "The same command again goes on where it stopped.\n\n"
-    "A model with a decoder writes; without --beam and --temperature it takes the\n"
-    "likeliest token each time.  One that was trained to answer by a head says\n"
-    "which class, number or candidate, and the probability of each; or which words\n"
-    "of a text are entities, or which part of a context answers a question, and\n"
-    "where they stand.\n"
-    "With --adapter the runs that trained an adapter on top of the checkpoint are\n"
-    'asked as well, each by lines that name it, {"inputs": "...", "adapter": "law"};\n'
-    "what they lie on top of is in memory once.  So each line names its task where\n"
-    "the checkpoint tells tasks apart (config.pals), or --task that of all.\n"
-    "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n"
-    "A model that was fine-tuned on a table reads the columns of another one, by\n"
-    "their names, and tells a label that it was trained on; the output may be a\n"
-    "table, too, with the prediction as a column more.  Where a text has blanks,\n"
-    '"filled" is the text with what was written in them.\n\n'
-    "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
-    '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, read together\n'
+    description="Writes the prediction for each line of a file, one JSON object per line, in the\n"
+    'same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
+    "The same command again resumes where it stopped.\n\n"
+    "A model with a decoder generates text; without --beam and --temperature it\n"
+    "decodes greedily.  A model with a trained head predicts a class, number or\n"
+    "candidate with probabilities, or entities of a text, or the answer span in a\n"
+    "context, with positions.\n"
+    "--adapter loads runs that trained an adapter for the checkpoint; a line selects\n"
+    'one by name, {"inputs": "...", "adapter": "law"}; memory holds the base model\n'
+    "once.  In the same way each line gives its task if the checkpoint has\n"
+    "parameters per task (config.pals), or --task gives the task of all lines.\n"
+    "BERT and similar models fill each [MASK], <mask> or <extra_id_0> of a line.\n"
+    "A model that was fine-tuned on a table reads the columns of another table by\n"
+    "name and predicts one of its labels; the output may be a table with an added\n"
+    'column for the prediction.  If a text has blanks, "filled" is the text with the\n'
+    "generated fillings.\n\n"
+    "Input of each head, a line of a .jsonl file, and its output:\n"
+    '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, encoded together\n'
     '          "prediction": "yes", "score": -0.3,\n'
     '          "probabilities": {"no": 0.27, "yes": 0.73}\n'
-    '  score   as a class; "prediction": 3.2\n'
+    '  score   input as for class; "prediction": 3.2\n'
     '  choice  {"inputs": "...", "candidates": ["a", "b"]}\n'
     '          "prediction": "b", "score": -0.3, "probabilities": [0.27, 0.73]\n'
-    '  tag     {"inputs": "Ann Lee won."}, whose signs of punctuation become words of\n'
-    '          their own, or {"words": ["Ann", "Lee", "won", "."]}, which stay\n'
+    '  tag     {"inputs": "Ann Lee won."}, split into words and punctuation marks,\n'
+    '          or {"words": ["Ann", "Lee", "won", "."]}, already split\n'
     '          "prediction": [{"label": "PER", "start": 0, "end": 7,\n'
     '          "text": "Ann Lee", "probability": 0.9}], "words": [...],\n'
-    '          "tags": ["B-PER", "I-PER", "O", "O"]; characters of the text; words\n'
-    "          that did not fit have O\n"
+    '          "tags": ["B-PER", "I-PER", "O", "O"]; positions are characters; words\n'
+    "          beyond the input length get O\n"
     '  span    {"question": "...", "context": "..."}, in windows if it is long\n'
     '          "prediction": "Ann Lee", "start": 0, "end": 7, "probability": 0.8,\n'
-    '          "best": the five likeliest; where there may be no answer "null": 0.1,\n'
-    '          how likely that is, and "prediction": "" if it is likelier than any',
+    '          "best": the five likeliest; if questions may have no answer, "null":\n'
+    '          0.1 is its probability, and "prediction" is "" if it is likeliest',
     epilog="examples:\n"
     "  t2t infer --checkpoint runs/tiny --input questions.txt --output out.jsonl\n"
     "  t2t infer --checkpoint runs/tiny/checkpoints/500 --beam 4 \\\n"
@@ -107,45 +106,59 @@ def _parser() -> argparse.ArgumentParser:
     "--checkpoint",
     default="",
     metavar="C",
-    help="a workdir that t2t trained in, one of its checkpoints, or a folder of Hugging Face's or T5X's",
+    help="a workdir that t2t trained in, one of its checkpoints, or a folder of Hugging Face or T5X",
   )
   files = parser.add_argument_group("lines")
   add = files.add_argument
-  add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; a table; -")
+  add(
+    "--input",
+    default="",
+    metavar="FILE",
+    help=".txt, an input per line; .jsonl, an object per line; a table; - is standard input",
+  )
   add(
     "--output",
     default="",
     metavar="FILE",
-    help="the predictions; .tsv, .csv, .parquet: columns more; - is standard output",
+    help="the predictions; .tsv, .csv, .parquet: the table with added columns; - is standard output",
   )
-  add("--field", default="", help="of an object: where its text is; default: inputs, of a span head question")
-  add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
+  add("--field", default="", help="key of the text in a JSON object; default: inputs, or question for a span head")
+  add("--strict", action="store_true", help="raise an error for empty or too long lines instead of marking them")
   written = parser.add_argument_group("writing")
   add = written.add_argument
   add(
-    "--max_length", type=int, default=_MAX_LENGTH, metavar="N", help=f"tokens to write at most; default: {_MAX_LENGTH}"
+    "--max_length",
+    type=int,
+    default=_MAX_LENGTH,
+    metavar="N",
+    help=f"largest number of generated tokens; default: {_MAX_LENGTH}",
   )
   add(
     "--min_length",
     type=int,
     metavar="N",
-    help="tokens before the text may end; default: 1 with --beam, which finds that no text is the likeliest, or 0",
+    help="smallest number of generated tokens; default: 1 with --beam, which often prefers empty text, or 0",
   )
-  add("--beam", type=int, default=1, metavar="N", help="beam search with so many beams")
-  add("--length_penalty", type=numeric.number(), metavar="A", help="of beam search; larger writes more; default: 0.6")
-  add("--temperature", type=numeric.number(), metavar="T", help="draw tokens; below 1 the likely ones more often")
+  add("--beam", type=int, default=1, metavar="N", help="beam search with N beams")
   add(
-    "--top_p", type=numeric.number(), metavar="P", help="draw among the likeliest that have this probability together"
+    "--length_penalty",
+    type=numeric.number(),
+    metavar="A",
+    help="beam search: larger values favor longer text; default: 0.6",
   )
-  add("--top_k", type=int, metavar="K", help="draw among so many likeliest")
-  add("--seed", type=numeric.integer(0, 2**32 - 1), default=0, metavar="N", help="of what is drawn; default: 0")
+  add("--temperature", type=numeric.number(), metavar="T", help="sample tokens; values below 1 favor likely tokens")
+  add(
+    "--top_p", type=numeric.number(), metavar="P", help="sample among the likeliest tokens with this total probability"
+  )
+  add("--top_k", type=int, metavar="K", help="sample among the K likeliest tokens")
+  add("--seed", type=numeric.integer(0, 2**32 - 1), default=0, metavar="N", help="random seed of sampling; default: 0")
   head_group = parser.add_argument_group("heads and blanks")
   add = head_group.add_argument
   add(
     "--head",
     default="",
     metavar="NAME",
-    help="the head that is asked, where there are several, or the model predicts tokens, too",
+    help="head to use, if there are several or the model also predicts tokens",
   )
   add(
     "--no_answer",
@@ -162,40 +175,49 @@ def _parser() -> argparse.ArgumentParser:
     action="extend",
     default=[],
     metavar="NAME=RUN",
-    help="runs of adapters on top of the checkpoint; a line that names none is the checkpoint's",
+    help="adapter runs for the checkpoint; lines without an adapter use the checkpoint itself",
   )
   add(
     "--task",
     default="",
     metavar="NAME",
-    help="of a model that was trained on several: the one that all lines are of, whose prefix they get",
+    help="task of all lines, for a model that was trained on several; its prefix is added to each line",
   )
-  add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
-  add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
+  add(
+    "--inputs_length",
+    type=int,
+    default=0,
+    metavar="N",
+    help="largest number of tokens per input; default: as in training",
+  )
+  add("--task_modules", default="", metavar="M", help="your modules or .py files that register its tasks")
   add(
     "--special_tokens",
     choices=prompt_builder.SPECIAL_TOKENS,
     default="",
-    help="which letters of an input that spell control tokens are these, and not text: none; blanks, <extra_id_0> and"
-    " [MASK]; all, as <s> and [SEP]; what heads are asked is text; default: blanks, of a table's model as in training",
+    help=(
+      "control tokens to recognize in the text of an input: none; blanks, <extra_id_0> and [MASK]; all, including "
+      "<s> and [SEP]; head inputs are always plain text; default: blanks, or as in training for a model of a table"
+    ),
   )
-  add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
+  add("--prompt_eos", choices=("yes", "no"), default="", help="append EOS to each input; default: as in training")
   add(
     "--batch_size",
     type=numeric.integer(1),
     default=32,
     metavar="N",
-    help="lines at a time, over all devices; default: 32",
+    help="lines per batch, over all devices; default: 32",
   )
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
   add = page.add_argument
   pages = (
-    "instead of files a page on this machine, and paths for programs, as OpenAI's /v1/completions; see /schema.json"
+    "serve a web page and an HTTP API on this machine instead of reading files, including OpenAI's "
+    "/v1/completions; see /schema.json"
   )
   add("--server", action="store_true", help=pages)
-  add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
-  heard = "whose requests are heard; default: 127.0.0.1, this machine's; others need the token that is printed"
+  add("--port", type=int, default=8000, help="port of the page; 0: any free port; default: 8000")
+  heard = "address to listen on; default: 127.0.0.1, only this machine; other addresses require the printed token"
   add("--host", default="127.0.0.1", help=heard)
   gin_files.add_options(parser, "infer")
   hosts.add_options(parser)
@@ -205,30 +227,32 @@ def _parser() -> argparse.ArgumentParser:
 
 @gin_files.in_words_of_t5x("infer")
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t infer`.
 
   Args:
-    argv: what follows `t2t infer`.
+    argv: arguments after `t2t infer`.
 
   Raises:
-    UserError: see `batch_inference.run`, and what each way of asking needs.
+    UserError: see `batch_inference.run` and the inference method of the model.
   """
   options, gin_config = _options(argv)
-  of_tasks = gin_config is not None and not options.input and not options.server  # the inputs are a mixture's
+  of_tasks = gin_config is not None and not options.input and not options.server  # the inputs come from a mixture
   needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
   if of_tasks:
     if not gin_config.workdir:
       or_bound = gin_files.or_bound(gin_config, "--workdir")
-      raise UserError(f"where to write is missing: give --input FILE with --output FILE,{or_bound}")
+      raise UserError(f"--output is missing. Give --input FILE with --output FILE,{or_bound}")
     needed = ("checkpoint",)
   for name in needed:
     if not getattr(options, name):
       or_bound = gin_files.or_bound(gin_config, "--checkpoint") if name == "checkpoint" else ""
-      raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see `t2t infer --help`")
+      raise UserError(f"--{name} is missing. Give --{name} PATH{or_bound}; see `t2t infer --help`.")
   if options.server and (name := next((name for name in _OF_FILES if getattr(options, name)), "")):
-    raise UserError(f"--{name}: is for files, and --server answers requests; leave out one of them")
+    raise UserError(
+      f"--{name} and --server exclude each other. Leave out --{name} to serve requests, or --server to read files."
+    )
   if options.server and not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-    raise UserError('t2t infer --server needs Starlette and uvicorn: pip install "t2t-jax[serve]"')
+    raise UserError('t2t infer --server needs Starlette and uvicorn. Run: pip install "t2t-jax[serve]"')
   jsonl_io.check_local(options.output)
   decode = text_generation.decode_config(
     max_length=options.max_length,
@@ -240,7 +264,7 @@ def main(argv: list[str]) -> None:
     top_k=options.top_k,
   )
   if options.server:
-    memory.keep_freed_memory()  # the page is one process's
+    memory.keep_freed_memory()  # the server is a single process
   else:
     hosts.start(options, default.get_config().train)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
@@ -254,19 +278,19 @@ def main(argv: list[str]) -> None:
   adapters = multi_adapter.open_all(source, _places(options.adapter)) or select_task.split_by_task(source)
   pretrained.trust(options.task_modules)
   if options.server:
-    from t2t.serving import server  # which imports the extra
+    from t2t.serving import server  # imports the extra
 
     server.serve(_service(options, source, adapters, decode), host=options.host, port=options.port)
     return
   if options.input.endswith(".txt"):
     source = select_task.choose(source, source.task, where="--task")
   if adapters and options.input.endswith(".txt"):
-    raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
+    raise UserError(
+      f"--adapter: lines of {options.input} cannot select an adapter. Give a .jsonl file with one object per line."
+    )
   make_way = _chosen_way(options, source, adapters, decode)
   if options.input and not options.task and (names := prompt_builder.tasks_with_prefixes(source)):
-    note = (
-      f"{source.path}: was trained on {', '.join(names)}; --task NAME puts the prefix of one in front of each input"
-    )
+    note = f"{source.path}: was trained on {', '.join(names)}; --task NAME adds the prefix of one task to each input"
     print(note, file=sys.stderr)
   mesh = batch_inference.make_mesh(options.tensor)
   load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
@@ -288,7 +312,7 @@ def main(argv: list[str]) -> None:
 
 
 def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.ConvertedGin | None]:
-  """The options, with those that gin files say where none is typed, and the files."""
+  """Returns the options and the converted gin files; gin files set options that are not typed."""
   options, unknown = _parser().parse_known_args(argv)
   gin_config, unknown = gin_files.take(options, unknown, argv)
   typed = [argument for argument in argv if not gin_files.is_binding(argument)]
@@ -306,31 +330,35 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.ConvertedGin | No
 def _files(
   options: argparse.Namespace, gin_config: gin.ConvertedGin | None, source: pretrained.Source
 ) -> list[tuple[str, str]]:
-  """What is read and written: the files of the options, or of the tasks of gin files."""
+  """Returns pairs of input and output path: from the options, or one pair for each task of the gin files."""
   if gin_config is None:
     return [(options.input, options.output)]
   from t2t.evaluation import inputs
 
   paths = inputs.write(records(gin_config.config()).data, source.model.architecture, gin_config.workdir)
   if options.output and len(paths) > 1:
-    raise UserError(f"--output {options.output}: {', '.join(paths)} have a file each; leave it out")
+    raise UserError(
+      f"--output {options.output}: is one file for {len(paths)} inputs ({', '.join(paths)}). Leave it out."
+    )
   suffix = "-inputs.jsonl"
   return [(path, options.output or f"{path.removesuffix(suffix)}-predict.jsonl") for path in paths.values()]
 
 
 def _places(specs: list[str]) -> dict[str, str]:
-  """Name -> path of what --adapter says.
+  """Parses --adapter to a dictionary from name to path.
 
   Raises:
-    UserError: it does not say both, or a name twice.
+    UserError: a value is not NAME=RUN, or a name occurs twice.
   """
   paths: dict[str, str] = {}
   for spec in specs:
     name, equals, path = spec.partition("=")
     if not name or not equals or not path:
-      raise UserError(f"--adapter {spec}: give NAME=RUN, the name that lines have and the run that trained it")
+      raise UserError(
+        f"--adapter {spec}: is not NAME=RUN. Give the name that lines use and the run that trained the adapter."
+      )
     if name in paths:
-      raise UserError(f"--adapter {spec}: {name} is {paths[name]} already; give another name")
+      raise UserError(f"--adapter {spec}: the name {name} belongs to {paths[name]} already. Give another name.")
     paths[name] = path
   return paths
 
@@ -338,33 +366,35 @@ def _places(specs: list[str]) -> dict[str, str]:
 def _asks(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig, *, where: str = ""
 ) -> str:
-  """How a model is asked: "head", "fill" or "write".
+  """Returns the inference method of a model: "head", "fill" or "write".
 
   Raises:
-    UserError: it can be asked in no way, or there are options of another.
+    UserError: no method fits the model, or options of another method are given.
   """
   where = f"{where}{source.path}" if where else f"--checkpoint {options.checkpoint}"
-  # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
+  # A model with both needs --head for its heads, because pre-training heads are rarely useful.
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
-    method, reason = "head", "is asked by its head"
+    method, reason = "head", "predicts with a head"
   elif source.model.is_generative:
     method, reason = "write", "writes"
   else:
     predictor.check_predicts_tokens(source.model, where=where)
-    method, reason = "fill", "is an encoder alone, which fills blanks"
+    method, reason = "fill", "is an encoder without decoder, which fills blanks"
   if method != "write" and decode != text_generation.decode_config(max_length=_MAX_LENGTH):
     raise UserError(
-      f"{where} {reason} and writes nothing: leave out the options of writing, as --max_length and --beam"
+      f"{where} {reason} and generates no text. Leave out generation options, for example --max_length and --beam."
     )
   if method != "fill" and options.top is not None:
-    raise UserError(f"--top {options.top}: {where} {reason}, and fills no blanks; leave it out")
+    raise UserError(f"--top {options.top}: {where} {reason}, and fills no blanks. Leave it out.")
   if method != "head" and options.no_answer:
-    raise UserError(f"--no_answer {options.no_answer}: {where} {reason}, and it is for span heads; leave it out")
+    raise UserError(
+      f"--no_answer {options.no_answer}: {where} {reason}, and the option applies to span heads. Leave it out."
+    )
   return method
 
 
 def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
-  """Returns whether a model that writes ranks the labels of its table: no option of writing is given."""
+  """Returns whether a generative model ranks the labels of its table: no generation option is given."""
   spec = table_inputs.spec_of(source)
   is_one_of = spec is not None and spec.kind in ("class", "choice")
   return is_one_of and decode == text_generation.decode_config(max_length=_MAX_LENGTH)
@@ -373,7 +403,7 @@ def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
 def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
-  """Builds the way of asking a model on a mesh; a line may have the columns of the checkpoint's table."""
+  """Returns a function that builds the inference method on a mesh; lines may have the columns of the training table."""
   make_way = _way_of_text(options, source, decode)
   return make_way if _asks(options, source, decode) == "fill" else table_inputs.around(source, make_way)
 
@@ -381,7 +411,7 @@ def _way(
 def _way_of_text(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
-  """Returns what builds the way of asking each text."""
+  """Returns a function that builds the inference method for plain text on a mesh."""
   asks = _asks(options, source, decode)
   if asks == "write" and _ranks(source, decode):
     return functools.partial(
@@ -420,7 +450,10 @@ def _way_of_text(
   head = classification.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
   if options.no_answer:
     if head.kind != "span":
-      raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
+      raise UserError(
+        f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, and the option applies to span "
+        "heads. Leave it out."
+      )
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
   return functools.partial(
     token_classify.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size
@@ -430,7 +463,7 @@ def _way_of_text(
 def _as_long_as_targets(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> decoding.DecodeConfig:
-  """Returns the options of writing; the length is that of the targets of the checkpoint's table, unless it is typed."""
+  """Returns the decoding options; a table's targets length replaces the default maximum length."""
   if table_inputs.spec_of(source) is None or options.max_length != _MAX_LENGTH:
     return decode
   return dataclasses.replace(decode, max_length=max(source.run["data"]["targets_length"], decode.min_length))
@@ -442,15 +475,15 @@ def _chosen_way(
   adapters: Mapping[str, pretrained.Source],
   decode: decoding.DecodeConfig,
 ) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
-  """What is asked of each line, where lines may choose among adapters.
+  """Returns a function that builds the inference method on a mesh; with adapters, each line selects its model.
 
   Raises:
-    UserError: adapters that are asked in different ways.
+    UserError: the adapters need different methods.
   """
   if not adapters:
     return _way(options, source, decode)
   wanted = _asked_alike(options, adapters, decode)
-  # A base that only predicts tokens may carry heads.
+  # A base model that only predicts tokens may still have heads.
   itself = wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads)
   sources = adapter_routing.named_models(source, adapters, itself=itself)
   make = {id(adapter_source): _way(options, adapter_source, decode) for adapter_source in sources.values()}
@@ -467,10 +500,10 @@ def _chosen_way(
 def _asked_alike(
   options: argparse.Namespace, adapters: Mapping[str, pretrained.Source], decode: decoding.DecodeConfig
 ) -> tuple[str, ...]:
-  """How all of the adapters are asked, see `_asked`.
+  """Returns the inference method that all adapters share, see `_asked`.
 
   Raises:
-    UserError: two are asked in different ways.
+    UserError: two adapters need different methods.
   """
   ways = {
     name: _asked(options, adapter_source, decode, f"--adapter {name}=") for name, adapter_source in adapters.items()
@@ -479,7 +512,8 @@ def _asked_alike(
   for name, way in ways.items():
     if way != wanted:
       raise UserError(
-        f"--adapter {name}: is asked otherwise ({' '.join(way)}) than {first} ({' '.join(wanted)}); ask them apart"
+        f"--adapter {name}: its method ({' '.join(way)}) differs from {first} ({' '.join(wanted)}). Run `t2t "
+        "infer` once for each method."
       )
   return wanted
 
@@ -487,7 +521,7 @@ def _asked_alike(
 def _asked(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig, where: str
 ) -> tuple[str, ...]:
-  """How a model is asked, and of a head its kind."""
+  """Returns the inference method of a model, and the kind of its head."""
   asks = _asks(options, source, decode, where=where)
   if asks != "head":
     return (asks,)
@@ -507,7 +541,7 @@ def _service(
   adapters: Mapping[str, pretrained.Source],
   decode: decoding.DecodeConfig,
 ) -> routes.Service:
-  """What answers behind the page."""
+  """Returns the service behind the page."""
   first = next(iter(adapters.values()), source)
   if _asks(options, first, decode) != "write" or _ranks(first, decode):
     options.batch_size = 1

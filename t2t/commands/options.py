@@ -1,4 +1,4 @@
-"""What the parsers of the subcommands share: a config by name or path, its keys overridden, and all shown in --help."""
+"""Shared parsers of the subcommands: a config by name or path, overrides of its keys, and a --help with the keys."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ from t2t.storage import gcs
 
 
 def shown(value: Any) -> str:
-  """A key's value as one would type it."""
+  """Formats the value of a key as it is typed."""
   if isinstance(value, tuple):
     return ",".join(map(str, value))
   return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def keys_by_section() -> dict[str, dict[str, Any]]:
-  """Section -> key -> its default; those last that a config has only where they are used."""
+  """Returns section -> key -> default; optional sections come last."""
   config = default.get_config()
   names = lambda section: [x.name for x in dataclasses.fields(SECTIONS[section]) if x.name in config[section]]
   sections = {section: {name: config[section][name] for name in names(section)} for section in FIRST}
@@ -36,12 +36,12 @@ def keys_by_section() -> dict[str, dict[str, Any]]:
 
 
 def _described_keys(selected: str) -> Iterator[str]:
-  """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
+  """Yields help lines for the keys of a section, of all sections, or for the first keys (""), with defaults."""
   help_texts = comments()
   for section, values in keys_by_section().items():
     first = FIRST.get(section, ())
     if section in OPTIONAL and selected in ("all", section):
-      when = "the config or one of these keys turns it on" if is_adapter(section) else f"config.train.loss={section}"
+      when = "enabled by the config or by one of these keys" if is_adapter(section) else f"config.train.loss={section}"
       yield f"  {section}: off, unless {when}:"
     for key in values if selected in ("all", section) else () if selected else first:
       mapping = isinstance(values[key], ConfigDict)
@@ -57,7 +57,7 @@ def _indented(comment: str) -> list[str]:
 
 
 class _Help(argparse.Action):
-  """Prints the parser's own help, then the shipped configs and the keys that are asked for."""
+  """Prints the parser's help, then the shipped configs and the selected keys."""
 
   def __call__(self, parser, namespace, values, option_string=None):
     del namespace, option_string
@@ -65,11 +65,13 @@ class _Help(argparse.Action):
     sections = keys_by_section()
     known = [*sections, "stages"]
     if selected not in ("", "all", *known):
-      raise UserError(f"--help {selected}: give all, or a section: {', '.join(known)}{did_you_mean(selected, known)}")
+      raise UserError(
+        f"--help {selected}: unknown section. Give all or one of: {', '.join(known)}{did_you_mean(selected, known)}"
+      )
     print(parser.format_help())
     if not selected:
       names = ", ".join(config_names())
-      print("configs that come with t2t:")
+      print("configs shipped with t2t:")
       print(textwrap.fill(names, 80, initial_indent="  ", subsequent_indent="  "))
     print("\nkeys and their defaults (a config may set others):")
     print("\n".join(_described_keys(selected)))
@@ -80,12 +82,12 @@ class _Help(argparse.Action):
 
 
 def _wrapped(paragraph: str) -> str:
-  """At most 80 columns; what is indented is left as it is."""
+  """Wraps a paragraph at 80 columns, unless it is indented."""
   return paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, 80)
 
 
 def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
-  """A parser with `--config` and a `--help` that lists the keys; `parse` reads the command line with it."""
+  """Returns a parser with `--config` and a `--help` that lists the keys; use it with `parse`."""
   parser = argparse.ArgumentParser(
     prog=prog,
     description="\n\n".join(_wrapped(paragraph) for paragraph in description.split("\n\n")),
@@ -101,26 +103,26 @@ def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.
     action=_Help,
     nargs="?",
     metavar="all|SECTION",
-    help="show this, configs, and keys: the first, or all",
+    help="show this help, the configs, and the main keys, or all keys or a section",
   )
-  parser.add_argument("--config", help="name of a config that comes with t2t, or a .py file with get_config()")
+  parser.add_argument("--config", help="name of a config shipped with t2t, or a .py file with get_config()")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 
 def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-  """The parser's options, and what it does not know, keys of the config among it, in the order of the command line.
+  """Returns the parser's options, and the unknown arguments, including config keys, in command-line order.
 
-  argparse takes what has a space in it for a positional, even if it begins with two dashes: a key's value is hidden
-  from it.  No argument of a process has a NUL of its own.
+  argparse takes an argument with a space for a positional, even after two dashes. Spaces in values of keys are
+  therefore replaced by NUL, which process arguments cannot contain.
 
   Raises:
-    UserError: an option that is nearly one of the parser's.
+    UserError: an unknown option is close to one of the parser's.
   """
   is_key = re.compile(r"--(?:(?:no)?config|gin)\.").match
   options, unknown = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
   for name in (x.partition("=")[0] for x in unknown if x.startswith("--") and not is_key(x)):
-    # What is but alike may be a key, which `override` knows.
+    # A less similar option may be a key, which `override` checks.
     if near := difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.85):
       raise UserError(f"unknown option {name}; did you mean {near[0]}?")
   return options, renamed_keys.current_arguments([x.replace("\0", " ") for x in unknown])
@@ -129,11 +131,11 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
 def parse(
   parser: argparse.ArgumentParser, argv: list[str], *, prepare: Callable[[ConfigDict], None] | None = None
 ) -> tuple[argparse.Namespace, ConfigDict]:
-  """The parser's options, and the config with its overrides.
+  """Returns the parser's options, and the config with its overrides.
 
   Args:
     parser: see `config_parser`.
-    argv: what the user typed.
+    argv: the command line.
     prepare: changes the config before its keys are overridden.
 
   Raises:
@@ -153,7 +155,7 @@ def parse(
   elif options.config is None:
     if named := set(arguments) & set(config_names()):
       raise UserError(f"--config is missing; did you mean --config {min(named)}?")
-    raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
+    raise UserError(f"--config is missing. Give a .py file or one of these (--help):\n{families()}")
   else:
     config = overridden(options.config, arguments, prepare=prepare)
   check_of_files(config, arguments)
@@ -161,10 +163,10 @@ def parse(
 
 
 def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
-  """The config with the model of its config.init.checkpoint, if it has one; what is typed still has the last word.
+  """Returns the config with the model of config.init.checkpoint, if set; typed keys take precedence.
 
   Args:
-    config: what `parse` made of `argv`.
+    config: the result of `parse` for `argv`.
     parser, argv: see `parse`.
 
   Raises:
@@ -181,13 +183,14 @@ def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[st
 def parse_with_checkpoint(
   parser: argparse.ArgumentParser, argv: list[str]
 ) -> tuple[argparse.Namespace, ConfigDict, Any]:
-  """The options of a command with --checkpoint and --workdir, its config with the checkpoint's model, the checkpoint.
+  """Parses a command with --checkpoint and --workdir; returns the options, the config with the checkpoint's model, and
+  the checkpoint.
 
-  The hosts have joined when it returns: to read a checkpoint starts JAX.
+  Joins the hosts first, because reading a checkpoint starts JAX.
 
   Args:
     parser: see `config_parser`.
-    argv: what the user typed.
+    argv: the command line.
 
   Raises:
     UserError: an option is missing; or see `hosts.start`, `pretrained.read_source` and `parse`.
@@ -197,7 +200,7 @@ def parse_with_checkpoint(
   for name in ("checkpoint", "workdir"):
     if not getattr(options, name):
       or_bound = gin_files.or_bound(options.gin, f"--{name}")
-      raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see {parser.prog} --help")
+      raise UserError(f"--{name} is missing. Give --{name} PATH{or_bound}; see {parser.prog} --help.")
     gcs.check(getattr(options, name), where=f"--{name} ")
   gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)

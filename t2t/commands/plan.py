@@ -1,7 +1,7 @@
-"""Whether a training step fits a TPU slice, and how fast it may be, before the slice is paid for.
+"""Predicts memory and speed of a training step on a TPU slice, without the slice.
 
-The step that `t2t train` runs, optimizer included, is compiled for the TPU by libtpu, on any machine; what is reported
-is read off that program.  Without --topology it is compiled for the devices that are here.
+libtpu compiles the step of `t2t train`, including the optimizer, for the TPU on any machine; the report is computed
+from the compiled program.  Without --topology the step is compiled for the local devices.
 """
 
 import argparse
@@ -30,45 +30,56 @@ examples:
 
 def _parser() -> argparse.ArgumentParser:
   parser = config_parser("t2t plan", __doc__, epilog=_EPILOG)
-  parser.add_argument("--topology", help="TPU slice to compile for: v5e-16 or v5e:4x4, v5p:8x8x16, ...; without: here")
   parser.add_argument(
-    "--slices", type=numeric.integer(1), default=1, help="so many such slices, connected by the network"
+    "--topology", help="TPU slice to compile for: v5e-16 or v5e:4x4, v5p:8x8x16, ...; default: local devices"
   )
   parser.add_argument(
-    "--search", action="store_true", help="try meshes, their orders, remat, microbatches and batches; rank them"
+    "--slices", type=numeric.integer(1), default=1, help="number of slices, connected by the data-center network"
   )
   parser.add_argument(
-    "--max_compiles", type=numeric.integer(1), default=12, help="of --search; each takes up to a minute or two"
+    "--search",
+    action="store_true",
+    help="compare meshes, their physical layouts, remat, microbatches and batch sizes, and rank them",
+  )
+  parser.add_argument(
+    "--max_compiles",
+    type=numeric.integer(1),
+    default=12,
+    help="limit of --search; a compilation takes up to two minutes",
   )
   parser.add_argument(
     "--budget",
     type=numeric.number(0, above=True),
-    help="seconds that --search may take; it ends after the compile in hand",
+    help="time limit of --search in seconds; the current compilation finishes first",
   )
   parser.add_argument(
-    "--tokens", type=numeric.number(0, above=True), help="says the hours and chip-hours of so many tokens"
+    "--tokens", type=numeric.number(0, above=True), help="print the hours and chip-hours for this number of tokens"
   )
-  parser.add_argument("--price", type=numeric.number(0, above=True), help="of a chip-hour: says the cost of --tokens")
-  parser.add_argument("--hlo", help="write the compiled program to this file")
+  parser.add_argument(
+    "--price", type=numeric.number(0, above=True), help="price of a chip-hour: prints the cost of --tokens"
+  )
+  parser.add_argument("--hlo", help="file for the compiled program")
   parser.add_argument(
     "--json",
     action="store_true",
-    help="print one JSON object on the last line: parameters, memory_per_chip (bytes: arguments, temporaries, total,"
-    " capacity), fits, flops_per_step, collective_bytes (kind: axes: bytes that a chip sends), host_bytes_per_step,"
-    " predicted_step_seconds, predicted_mfu, tokens_per_second, and what else the report shows",
+    help=(
+      "print one JSON object on the last line: parameters, memory_per_chip (bytes: arguments, temporaries, total, "
+      "capacity), fits, flops_per_step, collective_bytes (kind: axes: bytes sent per chip), host_bytes_per_step, "
+      "predicted_step_seconds, predicted_mfu, tokens_per_second, and the other numbers of the report"
+    ),
   )
   return parser
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs `t2t plan`."""
   parser = _parser()
   options, config = parse(parser, argv)
   if options.price is not None and options.tokens is None:
-    raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
+    raise UserError(f"--price {options.price:g}: needs a number of tokens. Give --tokens N.")
   options.topology = options.topology and tpu_types.topology(options.topology)
   if options.slices > 1 and config.mesh.dcn_data == 1:
-    config.mesh.dcn_data = options.slices  # the one mesh that there is for them
+    config.mesh.dcn_data = options.slices  # the only possible mesh
   run = _stages(records(inherited(config, parser, argv)))
   for stage in run:
     recipe.check_positive(stage.config)
@@ -82,7 +93,7 @@ def main(argv: list[str]) -> None:
     autotune.search(largest.config, options)
     return
   if options.topology:
-    # What needs no compiler is said before one is asked for.
+    # Check what needs no compiler before libtpu is loaded.
     mesh_selection.choose(largest.config, aot_compile.num_devices(options.topology, slices=options.slices))
   devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
 
@@ -106,41 +117,43 @@ def main(argv: list[str]) -> None:
     print(plan_lib.sum_of_stages(plans))
   flags = xla_flags.as_options(devices[0].platform) if largest.config.train.xla_flags else {}
   if flags:
-    print("\ncompiled with flags of XLA that `t2t train` sets (t2t/runtime/xla_flags.py):", file=sys.stderr)
+    print("\ncompiled with the XLA flags of `t2t train` (t2t/runtime/xla_flags.py):", file=sys.stderr)
     print("\n".join(f"  --{name}={value}" for name, value in flags.items()), file=sys.stderr)
   if options.json:
     print(json.dumps(_of_all(plans)))
 
 
 def _stages(config: Config) -> tuple[stages.Stage, ...]:
-  """Those of a run, with what only its data say."""
+  """Returns the stages of a run, with values that depend on the data."""
   run_stages = stages.of(config)
   if any(recipe.asks_data(stage.config) for stage in run_stages):
-    from t2t.data import train_data  # and TensorFlow with it
+    from t2t.data import train_data  # imports TensorFlow
 
     run_stages = train_data.resolved_stages(config)
   return run_stages
 
 
 def _check_writable(path: str) -> None:
-  """Refuses a file of `--hlo` that cannot be written, before minutes are spent on what it is for."""
+  """Raises an error early if the file of `--hlo` cannot be written."""
   file = pathlib.Path(path)
   is_new = not file.exists()
   try:
     file.open("a").close()
   except OSError as error:
-    raise UserError(f"--hlo {path}: cannot be written ({error.strerror})") from error
+    raise UserError(f"--hlo {path}: cannot be written ({error.strerror}). Give the path of a writable file.") from error
   if is_new:
     file.unlink()
 
 
 def _hlo(path: str | None, stage: stages.Stage) -> str | None:
-  """The file of a stage's program: step.long.txt of step.txt."""
+  """Returns the program file of a stage: step.long.txt for step.txt."""
   program_path = pathlib.Path(path or "")
   return str(program_path.with_suffix(f".{stage.name}{program_path.suffix}")) if path and stage.name else path
 
 
 def _of_all(plans: list[plan_lib.Plan]) -> plan_lib.Plan:
-  """What --json prints: the plan of the stage that needs most memory, and of several all, in order."""
+  """Returns the output of --json: the plan of the stage with the largest memory, and the list of plans if there are
+  several.
+  """
   most = max(plans, key=lambda plan: plan["memory_per_chip"]["total"])
   return most | ({"stages": plans} if len(plans) > 1 else {})

@@ -1,4 +1,4 @@
-"""`t2t replay`: one step of a run, done again and looked at."""
+"""`t2t replay`: repeats one training step of a run and inspects it."""
 
 import argparse
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from t2t.storage import gcs
 from t2t.training import replay_step
 
 _DESCRIPTION = """\
-Does one step of a run again: restores the newest sound checkpoint before it,
-and the data where it stood, goes on to the step, and says which loss it had
-and has, which texts were in its batch, and, if a number is not finite, where
-the first one arises. Nothing is written to RUN. Exit code 1 if the loss is not
-the one that was recorded, to the last bit."""
+Repeats one step of a run: restores the newest intact checkpoint before it and
+the position in the data, trains up to the step, and prints the recorded and the
+new loss, the texts of the batch, and the first operation with a NaN or Inf, if
+there is one. Writes nothing to RUN. Exit code 1 if the loss is not
+bit-identical to the recorded one."""
 _EXAMPLES = """\
 examples:
   t2t replay runs/looked_at --step 4
   t2t replay gs://BUCKET/base --step 31415 --rows 4"""
-_WIDTH = 80  # columns of a text
+_WIDTH = 80  # columns
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,28 +37,28 @@ def _parser() -> argparse.ArgumentParser:
     allow_abbrev=False,
   )
   parser.add_argument("run", metavar="RUN", help="workdir that t2t trained in, local or gs://")
-  parser.add_argument("--step", type=int, required=True, metavar="N", help="the step that is looked at")
+  parser.add_argument("--step", type=int, required=True, metavar="N", help="step to inspect")
   parser.add_argument(
     "--rows",
     type=numeric.integer(0),
     default=8,
     metavar="N",
-    help="texts that are shown, those where a number arose first; default: 8",
+    help="number of texts to print, first those with a NaN or Inf; default: 8",
   )
-  parser.add_argument("--task_modules", default="", help="modules of tasks that you trust, separated by commas")
+  parser.add_argument("--task_modules", default="", help="task modules that you trust, separated by commas")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   hosts.add_options(parser)
   return parser
 
 
 def main(argv: list[str]) -> int:
-  """The command; 1 if the loss is not the one that was recorded.
+  """Runs `t2t replay`; returns 1 if the loss differs from the recorded one.
 
   Args:
-    argv: what follows `t2t replay`.
+    argv: arguments after `t2t replay`.
 
   Raises:
-    UserError: there is no such run or step, no checkpoint before it, or its data are others by now.
+    UserError: the run or step does not exist, no checkpoint precedes it, or its data have changed.
   """
   options = _parser().parse_args(argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
@@ -82,23 +82,25 @@ def _vocabulary(config: Any) -> Any:
 def _lines(replayed: replay_step.Replayed) -> Iterator[str]:
   yield f"step {replayed.step}, replayed from step {replayed.checkpoint}"
   if replayed.recorded is None:
-    yield f"  loss now       {replayed.loss!r}; none is recorded: the run ended there, left the update out, or tells"
+    yield (
+      f"  loss now       {replayed.loss!r}; none is recorded: the run ended at this step, skipped the update, or logs"
+    )
     yield "                 fewer steps (config.train.log_every)"
   elif replayed.recorded == replayed.loss:
-    yield f"  loss           {replayed.loss!r}, bit for bit as it was recorded"
+    yield f"  loss           {replayed.loss!r}, bit-identical to the recorded loss"
   else:
     yield f"  loss now       {replayed.loss!r}"
     difference = f"{replayed.loss - replayed.recorded:.3g}"
-    yield f"  loss recorded  {replayed.recorded!r}, another by {difference}; docs/nan_policy.md says"
-    yield "                 what a loss depends on besides config and data"
+    yield f"  loss recorded  {replayed.recorded!r}, differs by {difference}; docs/nan_policy.md explains"
+    yield "                 how a loss depends on more than config and data"
   yield f"  gradient norm  {replayed.grad_norm!r}"
   if replayed.finite:
     return
   yield "  parameters     " + (
     f"not finite before the step: {replayed.parameter}" if replayed.parameter else "were finite"
   )
-  # What XLA makes of several operations may overflow where each does not.
-  yield f"  first place    {replayed.origin or 'not found: one operation after another, all is finite'}"
+  # XLA's fused operations may overflow where the separate ones do not.
+  yield f"  first place    {replayed.origin or 'not found: all values are finite if operations run one by one'}"
   yield "  gradients      " + (f"not finite: {replayed.gradient}" if replayed.gradient else "finite")
 
 
@@ -107,7 +109,7 @@ def _texts(replayed: replay_step.Replayed, vocabulary: Any, number: int) -> Iter
   first = [row for row in (replayed.origin.rows if replayed.origin else ()) if row < rows]
   shown = [*first, *(row for row in range(rows) if row not in first)][:number]
   for row in shown:
-    mark = ", where the number arose" if row in first else ""
+    mark = ", first NaN or Inf" if row in first else ""
     yield f"row {row} of {rows}, of stream {row * replayed.num_streams // rows} of {replayed.num_streams}{mark}"
     for name, values in replayed.batch.items():
       if name.endswith(("input_tokens", "target_tokens")) and not name.startswith("decoder_input"):
@@ -121,7 +123,7 @@ def _texts(replayed: replay_step.Replayed, vocabulary: Any, number: int) -> Iter
 
 
 def _pieces(tokens: np.ndarray, vocabulary: Any) -> Iterator[str]:
-  """The texts of a row, which EOS stands between where several are packed."""
+  """Yields the texts of a row, which EOS separates if several are packed."""
   piece: list[int] = []
   for token in (*tokens.tolist(), vocabulary.eos_id):
     if token == vocabulary.eos_id:

@@ -1,4 +1,4 @@
-"""`t2t report`: a page on a run, or on several beside each other."""
+"""`t2t report`: writes a page on a run, or a comparison of several runs."""
 
 import argparse
 
@@ -8,14 +8,12 @@ from t2t.reports import run as runs
 from t2t.storage import gcs
 
 _DESCRIPTION = """\
-Writes a page on a run: curves of all that was measured, what its config has
-changed, what happened and on what it ran.  Of several runs, the same beside
-each other: curves, configs, final numbers.  The page is one file of less than
-300 kB, which needs no network and no script.
+Writes a page on a run: curves of all metrics, changes of its config, events and
+hardware.  For several runs, it compares curves, configs and final numbers.  The
+page is one file of less than 300 kB without scripts or network access.
 
-RUN is a folder that `t2t train --workdir` wrote to, local or gs://, also while
-it trains.  Every run writes RUN/report.html itself, at its end and when it is
-stopped."""
+RUN is a folder that `t2t train --workdir` wrote to, local or gs://, also during
+training.  Every run writes RUN/report.html itself when it finishes or stops."""
 _EXAMPLES = """\
 examples:
   t2t report runs/tiny
@@ -34,27 +32,26 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--output",
     metavar="FILE",
-    help=f"default: RUN/{written.NAME}; of several runs {written.NAME} in the folder that they all lie in",
+    help=f"default: RUN/{written.NAME}; for several runs {written.NAME} in their common folder",
   )
   parser.add_argument(
     "--over",
     choices=tuple(comparison.AXES),
-    help="what the curves of several runs are drawn over: steps (default), tokens that were predicted, FLOPs, or time"
-    " that was spent in steps",
+    help="horizontal axis for several runs: steps (default), predicted tokens, FLOPs, or time spent in steps",
   )
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t report`.
 
   Raises:
-    UserError: a folder is no run, or the page cannot be written.
+    UserError: a folder is not a run, or the page cannot be written.
   """
   options = _parser().parse_args(argv)
   if options.over and len(options.runs) == 1:
-    raise UserError(f"--over {options.over}: is of several runs, and {options.runs[0]} is one; leave it out")
+    raise UserError(f"--over {options.over}: applies to several runs, and {options.runs[0]} is one. Leave it out.")
   if options.output:
     gcs.check(options.output, where="--output ")
   run_list = [runs.read(path) for path in options.runs]
@@ -64,13 +61,13 @@ def main(argv: list[str]) -> None:
     text = comparison.html(run_list, over=options.over or "steps")
     folder = comparison.shared_folder(run_list)
     if not folder and not options.output:
-      raise UserError("the runs lie in no folder together; give --output FILE, where the page is to be written")
+      raise UserError("--output is missing: the runs have no common folder. Give --output FILE.")
     path = gcs.absolute(folder) / written.NAME if folder else None
   path = gcs.absolute(options.output) if options.output else path
   try:
     if not gcs.is_remote(path) and path.is_dir():
-      raise UserError(f"--output {path}: is a folder; give a file, as {path / written.NAME}")
+      raise UserError(f"--output {path}: is a folder. Give a file, for example {path / written.NAME}.")
     written.write(path, text)
   except OSError as error:
-    raise UserError(f"--output {path}: cannot be written ({error}); give another") from error
+    raise UserError(f"--output {path}: cannot be written ({error}). Give the path of a writable file.") from error
   print(path)

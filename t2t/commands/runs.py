@@ -1,4 +1,4 @@
-"""`t2t runs`: the runs in a folder, the newest first."""
+"""`t2t runs`: lists the runs in a folder, newest first."""
 
 import argparse
 import datetime
@@ -15,10 +15,10 @@ from t2t.runtime import amounts, console
 from t2t.storage import gcs
 
 _DESCRIPTION = """\
-Lists the runs in a folder and the two below it, the newest first: step, last
-losses, when metrics were last written, and whether it runs, is finished, or has
-stopped.  Of one in a bucket that holds its workdir nobody can tell at once
-whether it lives: it is "held"."""
+Lists the runs in a folder and two levels below it, newest first: step, last
+losses, time of the last metrics, and whether the run is running, finished or
+stopped.  A run in a bucket with a locked workdir is "held": it may be running
+or dead."""
 _EXAMPLES = """\
 examples:
   t2t runs
@@ -35,16 +35,16 @@ def _parser() -> argparse.ArgumentParser:
     allow_abbrev=False,
   )
   parser.add_argument("dir", metavar="DIR", nargs="?", default=_DEFAULT, help=f"local or gs://; default: {_DEFAULT}")
-  parser.add_argument("--json", action="store_true", help="the same for programs: a list of runs")
+  parser.add_argument("--json", action="store_true", help="print the runs as a JSON list")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 
 def main(argv: list[str]) -> None:
-  """The command.
+  """Runs `t2t runs`.
 
   Raises:
-    UserError: there are none; says what was looked for.
+    UserError: no runs are found.
   """
   options = _parser().parse_args(argv)
   gcs.check(options.dir, where="")
@@ -53,13 +53,13 @@ def main(argv: list[str]) -> None:
   for folder in runs.find(root):
     try:
       run_list.append(runs.read(str(folder)))
-    except UserError as error:  # the others are there
+    except UserError as error:  # list the other runs
       console.tell(str(error))
       unread = True
   if not run_list and not unread:
     there = gcs.is_remote(root) or root.is_dir()
-    why = f"no runs there; looked in it and in two folders below for one with {runs.METRICS}" if there else "not there"
-    raise UserError(f"{options.dir}: {why}; give the folder that the --workdir of `t2t train` lies in")
+    why = f"no runs: neither it nor two levels of folders below contain {runs.METRICS}" if there else "not there"
+    raise UserError(f"{options.dir}: {why}. Give the parent folder of the --workdir of `t2t train`.")
   never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
   run_list.sort(key=lambda run: run.written or never, reverse=True)
   below = lambda run: str(run.path).removeprefix(str(root)).lstrip("/") or run.name
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
   screen.width = min(screen.width, _WIDTH) if screen.is_terminal else _WIDTH
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
-  # Whole, unless it is very long: otherwise rich makes both as narrow.
+  # Keep short config names on one line; otherwise rich narrows both columns.
   config_width = min(_WIDEST_CONFIG, max((len(run.config_name) for run in run_list), default=0))
   table.add_column("config", overflow="fold", min_width=config_width)
   for name in ("step", "train", "held out", "written"):
@@ -105,7 +105,7 @@ def _told(run: runs.RecordedRun) -> dict[str, Any]:
 
 
 def _ago(seconds: float) -> str:
-  """'3 min ago', of whatever unit leaves a number that is read."""
+  """Formats a duration as '3 min ago', in the largest unit that fits."""
   for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
     if seconds >= size:
       return f"{seconds / size:.0f} {unit} ago"

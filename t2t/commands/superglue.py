@@ -1,4 +1,4 @@
-"""`t2t superglue`: from a pre-trained checkpoint to a SuperGLUE table and the zip that its leaderboard takes."""
+"""`t2t superglue`: fine-tunes a pre-trained checkpoint on SuperGLUE and writes the table and the leaderboard zip."""
 
 from collections.abc import Mapping, Sequence
 import sys
@@ -17,21 +17,21 @@ from t2t.models import adapters as adapters_lib
 from t2t.storage import gcs
 from t2t.training.train import train
 
-# Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
+# Diagnostic sets have no training data: the best model of the diagnosed task predicts for them.
 _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
 
 
 def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
-  """Fine-tunes, chooses for each task the step that is best on the validation set, and answers the test sets with it.
+  """Fine-tunes, selects the best step of each task on the validation set, and predicts for the test sets.
 
   Args:
-    config: an overlay of configs/finetune.py whose model is the checkpoint's.
-    source: where fine-tuning starts.
-    workdir: fine-tuning is in WORKDIR/finetune and resumes there; results.json, predictions and super_glue.zip are
-      written when it is done.
+    config: an overlay of configs/finetune.py with the checkpoint's model.
+    source: initial checkpoint.
+    workdir: contains fine-tuning in WORKDIR/finetune, which resumes there; results.json, predictions and
+      super_glue.zip are written at the end.
 
   Returns:
-    The results on validation and test sets, each of its task's best step; none where fine-tuning was told to stop.
+    Results on validation and test sets at the best step of each task; empty if fine-tuning was stopped.
 
   Raises:
     UserError: see `training.train` and `evaluate.Evaluation`.
@@ -43,26 +43,26 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   data = config.data
   if len(adapters_lib.tasks(config.adapters)) > 1:
     raise UserError(
-      f"config.{'/'.join(config.adapters)}: AX-b and AX-g are none of its tasks, and are asked of RTE's model here;"
-      " train on the mixture by `t2t train`, and ask by `t2t eval`"
+      f"config.{'/'.join(config.adapters)}: has no tasks AX-b and AX-g, which this command evaluates with RTE's "
+      "model. Train on the mixture by `t2t train`, and evaluate by `t2t eval`."
     )
   named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:
-    raise UserError("config.eval.tasks: AX-b and AX-g alone cannot be trained on; name rte besides")
+    raise UserError("config.eval.tasks: AX-b and AX-g have no training data. Add rte.")
   diagnostics = [
     name for name, of in _DIAGNOSTICS.items() if of in trained and (name in named or not config.eval.tasks)
   ]
   config = train_data.resolved(config.with_(data={"mixture": ",".join(trained)}))
   data = config.data
-  # Before training: it would be a pity to find out afterwards.
+  # Check before training, not after it.
   with_test = _with_split(data, source, [*trained, *diagnostics], "test")
   config = config.with_(eval={"tasks": ()}, init={"checkpoint": str(source.path)})
   state = train(config, str(folder / "finetune"))
   if int(state.step) < config.train.steps:
-    return []  # it was told to stop, and has said how to go on
+    return []  # fine-tuning was stopped and printed how to resume
 
-  # ---- The best step for each task -----------------------------------------
+  # ---- Best step of each task ----------------------------------------------------------------------------------------
   finetuned = folder / "finetune"
   checkpoints = manager.Checkpoints(finetuned, keep=config.checkpoint.max_to_keep)
   best = retention.best_steps(checkpoints.metrics())
@@ -70,12 +70,13 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   unmeasured = [name for name in trained if f"{name}/score" not in best]
   if unmeasured:
     raise UserError(
-      f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is a number at no step; see its metrics"
+      f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is NaN at every step. See its metrics, or "
+      "train again in another --workdir."
     )
   steps = {name: best[f"{name}/score"] for name in trained}
   steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
 
-  # ---- What it answers -----------------------------------------------------
+  # ---- Predictions ---------------------------------------------------------------------------------------------------
   task_results = []
   for split, task_names in (("validation", trained), ("test", with_test)):
     if task_names:
@@ -90,14 +91,14 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
 
 
 def _with_split(data, source: pretrained.Source, names: Sequence[str], split: str) -> list[str]:
-  """Which of the tasks have the split."""
+  """Returns the tasks that have the split."""
   from t2t.evaluation import evaluate
 
   return [task.name for task in evaluate.find_tasks(data, source.model.architecture, names) if split in task.splits]
 
 
 def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> list[results.Result]:
-  """The results of each task with the parameters of its step."""
+  """Returns the results of each task with the parameters of its best step."""
   from t2t.evaluation import evaluate
 
   source_of = lambda step: pretrained.read_source(str(finetuned / "checkpoints" / str(step)))
@@ -112,10 +113,10 @@ def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], sp
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs `t2t superglue`."""
   parser = config_parser(
     "t2t superglue",
-    "Fine-tunes a checkpoint on SuperGLUE, chooses the best step for each task, and writes table and leaderboard zip.",
+    "Fine-tunes a checkpoint on SuperGLUE, selects the best step of each task, and writes table and leaderboard zip.",
     epilog=(
       "examples:\n"
       "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
@@ -129,14 +130,16 @@ def main(argv: list[str]) -> None:
   )
   parser.set_defaults(config="finetune_superglue")
   parser.usage = "t2t superglue [options] [--config.SECTION.KEY=VALUE ...]"
-  parser.add_argument("--checkpoint", help="where fine-tuning starts: a workdir that t2t trained in, or a checkpoint")
+  parser.add_argument(
+    "--checkpoint", help="initial checkpoint: a workdir that t2t trained in, or one of its checkpoints"
+  )
   parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
   options, config, source = parse_with_checkpoint(parser, argv)
   if config.eval.every != config.checkpoint.save_interval_steps:
     raise UserError(
       f"config.eval.every={config.eval.every} and"
-      f" config.checkpoint.save_interval_steps={config.checkpoint.save_interval_steps}: a step can be"
-      " chosen where it was both evaluated and saved; give the same number"
+      f" config.checkpoint.save_interval_steps={config.checkpoint.save_interval_steps}: a best step must be"
+      " both evaluated and saved. Give the same number."
     )
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   superglue(records(config), source, options.workdir)

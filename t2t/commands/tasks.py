@@ -1,4 +1,4 @@
-"""The command `t2t tasks`: lists what is registered, and shows what a task makes of its text, as view.py prints it."""
+"""`t2t tasks`: lists the registered tasks, and shows the examples that a task yields."""
 
 import argparse
 from collections.abc import Collection, Sequence
@@ -30,12 +30,12 @@ from t2t.models.config import HeadConfig
 from t2t.runtime import numeric
 
 _WIDEST = 120  # columns; longer lines are hard to read
-# ---- The list --------------------------------------------------------------------------------------------------------
+# ---- List ------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-  """What the list says of a task or mixture."""
+  """A task or mixture in the list."""
 
   name: str
   objective: str
@@ -64,8 +64,8 @@ def _row(name: str) -> _Row:
 
 
 def _splits(source: seqio.DataSource) -> Sequence[str]:
-  # TFDS finds out which splits there are by reading, unless the task names them: the property of the class that it
-  # derives from has what the task names.
+  # TFDS reads the data set to find its splits, unless the task names them. The property of the base class returns only
+  # the named ones.
   return seqio.DataSource.splits.fget(source) or ("(those of the data set)",)
 
 
@@ -74,7 +74,7 @@ def _print_list(console: rich.console.Console, pattern: str, modules: Sequence[s
   known = [name for names in groups.values() for name in names]
   shown = {group: [name for name in names if _matches(name, pattern)] for group, names in groups.items()}
   if pattern and not any(shown.values()):
-    raise UserError(f"{pattern}: no task or mixture whose name matches{did_you_mean(pattern, known)}")
+    raise UserError(f"{pattern}: no task or mixture matches. See `t2t tasks`.{did_you_mean(pattern, known)}")
   for group, names in shown.items():
     if names:
       _print_group(console, group, [_row(name) for name in names])
@@ -84,7 +84,7 @@ def _print_list(console: rich.console.Console, pattern: str, modules: Sequence[s
 
 
 def _groups(modules: Sequence[str]) -> tuple[dict[str, Sequence[str]], dict[str, str]]:
-  """Heading -> names that a module registered; and module of t2t -> why it cannot be imported."""
+  """Returns heading -> names registered by a module; and t2t module -> reason why its import fails."""
   groups: dict[str, Sequence[str]] = {}
   failures = {}
   loaded = []
@@ -92,9 +92,10 @@ def _groups(modules: Sequence[str]) -> tuple[dict[str, Sequence[str]], dict[str,
     try:
       loaded.append((module, registry.load(module)))
     except UserError as error:
-      # For want of a package that only these tasks need; the others do not.
+      # Only these tasks need the missing package.
       failures[module] = str(error.__cause__ or error)
-  # The user's modules may import t2t's: those come first, so that each task is under the module that registers it.
+  # User modules come last because they may import t2t modules; each task is then listed under the module that registers
+  # it.
   loaded += [(module, registry.load(module, where="--task_modules")) for module in modules]
   for module, names in loaded:
     text = registry.description(module)
@@ -108,7 +109,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _print_group(console: rich.console.Console, heading: str, rows: Sequence[_Row]) -> None:
-  """A line for each task; what all of them have in common is said in front, so that a line has room for the rest."""
+  """Prints a line for each task; columns with a common value are printed once above."""
   console.print(rich.text.Text(textwrap.fill(heading, console.width), "bold"))
   columns = ["name", "objective", "yields", "splits", "source"]
   if all(objective in row.name for row in rows for objective in row.objective.split()):
@@ -122,41 +123,41 @@ def _print_group(console: rich.console.Console, heading: str, rows: Sequence[_Ro
   console.print()
 
 
-# ---- What is chosen --------------------------------------------------------------------------------------------------
+# ---- Selection -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-  """What is to be shown, as training would have it."""
+  """The task to show, with data and model as in training."""
 
   data: DataConfig
   architecture: str
   task: seqio.Task | seqio.Mixture
   split: str
-  heads: tuple[HeadConfig, ...] = ()  # of the model
-  answers: tuple[HeadConfig, ...] = ()  # those of them that answer the task
+  heads: tuple[HeadConfig, ...] = ()  # heads of the model
+  answers: tuple[HeadConfig, ...] = ()  # heads that the task trains
   stage: stages.Stage | None = None
 
 
 def _config(parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
-  """The config as training has it, with the model of the checkpoint that it starts from; without one the defaults."""
+  """Returns the config as in training, with the model of its initial checkpoint; without --config the defaults."""
   options, overrides = options_lib.parse_known(parser, argv)
   if options.config:
     return options_lib.inherited(options_lib.parse(parser, argv)[1], parser, argv)
   config = override(default.get_config(), overrides)
   if config.init.checkpoint:
     raise UserError(
-      f"config.init.checkpoint={config.init.checkpoint}: needs the config that training starts from it with; give one"
-      " as --config finetune_superglue"
+      f"config.init.checkpoint={config.init.checkpoint}: needs the training config. Give --config, for example "
+      "--config finetune_superglue."
     )
   return config
 
 
 def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
-  """Reads the command line, and checks data and model as training does.
+  """Parses the command line, and checks data and model as training does.
 
   Raises:
-    UserError: no such task, config or split, or they do not go together, or a preprocessor fails.
+    UserError: the task, config or split does not exist, they do not fit together, or a preprocessor fails.
   """
   options, overrides = options_lib.parse_known(parser, argv)
   stage = _stage(records(_config(parser, argv)), options.stage)
@@ -167,31 +168,33 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
 
 
 def _stage(config: Config, name: str) -> stages.Stage:
-  """The stage of that name, or the first."""
+  """Returns the stage with this name, or the first stage."""
   by_name = {stage.name: stage for stage in stages.of(config)}
   if name and name not in by_name:
     there = (
-      f"there are {', '.join(by_name)}{did_you_mean(name, by_name)}" if config.stages else "config.stages is empty"
+      f"Give one of: {', '.join(by_name)}{did_you_mean(name, by_name)}"
+      if config.stages
+      else "config.stages is empty. Leave --stage out."
     )
-    raise UserError(f"--stage {name}: no such stage; {there}")
+    raise UserError(f"--stage {name}: no such stage. {there}")
   return by_name[name] if name else next(iter(by_name.values()))
 
 
 def _choose_of(config: Config, options: argparse.Namespace, typed_keys: Collection[str]) -> _Choice:
-  """What is to be shown of a run, or of a stage; `typed_keys`: keys that are typed, or that the stage changes."""
+  """Returns the selection for a run or a stage; `typed_keys` are typed or changed by the stage."""
   data = config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
-  if "[" in options.split:  # a slice is a split where it is named
+  if "[" in options.split:  # a named slice is a split
     data = dataclasses.replace(data, eval_split=options.split)
   if options.name:
     _check_registered(options.name, data.task_modules)
     data = data.reading(mixture=options.name)
   elif not data.is_named:
-    raise UserError("NAME is missing: give a task (`t2t tasks` lists them), or --config with a mixture or files")
-  elif not run_sources.of(data).name:  # a mixture beside text is the config's own
+    raise UserError("NAME is missing. Give a task (`t2t tasks` lists them), or --config with a mixture or files.")
+  elif not run_sources.of(data).name:  # a mixture beside text belongs to the config
     data = dataclasses.replace(data, mixture="")
   if options.config:
-    # A task is shown even if nobody can count its examples, of which epochs are.
+    # The example count is needed for epochs only, and is not known for every task.
     run = train_data.resolved(dataclasses.replace(config, data=data).with_(train={"epochs": 0.0}))
     model, answers = run.model, train_data.heads_asked(run)
     task = pipeline.load_task(data, model.architecture, heads=answers)
@@ -212,7 +215,7 @@ def _choose_of(config: Config, options: argparse.Namespace, typed_keys: Collecti
   if "config.model.architecture" not in typed_keys:
     architecture = _architecture(task)
   task = task_resolution.for_architecture(task, architecture)
-  # Shorter where the vocabulary has too few sentinels for the objective at T5's length.
+  # Use a shorter length if the vocabulary has too few sentinels for the objective at T5's length.
   lengths = (512, 256, 128) if objectives.of(task) else (512,)
   if "config.data.inputs_length" in typed_keys:
     lengths = (data.inputs_length,)
@@ -220,7 +223,7 @@ def _choose_of(config: Config, options: argparse.Namespace, typed_keys: Collecti
   for length in lengths:
     fitting = dataclasses.replace(data, inputs_length=length, train_split=split, eval_split=split)
     if "config.data.targets_length" not in typed_keys and objectives.of(task) != {"span_corruption"}:
-      # The default is what spans of 512 tokens come to; elsewhere the targets are as long as the inputs, or alone.
+      # The default fits the spans of 512 tokens; in other objectives the targets are as long as the inputs.
       fitting = dataclasses.replace(fitting, targets_length=length)
     choice = _Choice(fitting, architecture, task, split)
     try:
@@ -235,15 +238,15 @@ def _choose_of(config: Config, options: argparse.Namespace, typed_keys: Collecti
 def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str:
   if name not in task.splits:
     source = run_sources.of(data).name or data.named
-    raise UserError(f"--split {name}: {source} has no such split; it has {', '.join(sorted(task.splits))}")
+    raise UserError(f"--split {name}: {source} has no such split. Give one of: {', '.join(sorted(task.splits))}")
   return name
 
 
 def _check(choice: _Choice, **model: int) -> None:
-  """As training does before it starts; an error of the user's preprocessors is explained."""
+  """Runs the checks of training; explains errors of user preprocessors."""
   try:
     validation.check(choice.data, architecture=choice.architecture, heads=choice.answers, trains=False, **model)
-  except Exception as error:  # whatever the user's preprocessors raise
+  except Exception as error:  # user preprocessors raise any exception
     cause = error.__cause__ if isinstance(error, validation.PreprocessorsFail) else error
     if isinstance(cause, UserError):
       raise
@@ -252,14 +255,14 @@ def _check(choice: _Choice, **model: int) -> None:
 
 
 def _check_registered(name: str, modules: Sequence[str]) -> None:
-  """Imports what may register the task, t2t's own modules among it, and refuses a name that nothing registers."""
+  """Imports the modules that may register the task, including t2t's; raises an error for an unknown name."""
   shipped = registry.load_shipped()
   for part in name.split(","):
     registry.task_or_mixture(part.strip(), modules=[*shipped, *modules], where="", modules_where="--task_modules")
 
 
 def _architecture(task: seqio.Task | seqio.Mixture) -> str:
-  """The architecture that a task is for, by what it yields, and by its objective where that is for others."""
+  """Returns the architecture that fits the features and the objective of a task."""
   features = set(task.output_features)
   architecture = "encoder_decoder" if "inputs" in features else "decoder_only"
   if {"loss_weights", "texts"} & features:
@@ -291,7 +294,7 @@ def _show(console: rich.console.Console, choice: _Choice, options: argparse.Name
   )
 
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 
 
 def _console(color: str) -> rich.console.Console:
@@ -326,7 +329,7 @@ def _parser(prog: str, description: str, epilog: str, usage: str) -> argparse.Ar
     type=_modules,
     default=(),
     metavar="M,...",
-    help="modules or .py files of your own that register tasks, comma-separated",
+    help="your modules or .py files that register tasks, comma-separated",
   )
   parser.add_argument(
     "--color", choices=("auto", "always", "never"), default="auto", help="auto: on a terminal, unless NO_COLOR is set"
@@ -336,19 +339,19 @@ def _parser(prog: str, description: str, epilog: str, usage: str) -> argparse.Ar
 
 
 def main(argv: list[str]) -> int:
-  """`t2t tasks` and `t2t tasks show`.
+  """Runs `t2t tasks` and `t2t tasks show`.
 
   Args:
-    argv: what follows `t2t tasks`.
+    argv: arguments after `t2t tasks`.
 
   Raises:
-    UserError: no such task, split or config, or a task that fails.
+    UserError: the task, split or config does not exist, or a task fails.
   """
   if argv[:1] == ["show"]:
     parser = _parser(
       "t2t tasks show",
-      "Shows the first examples of a task: what the source has, what the task's\n"
-      "preprocessors make of it, piece by piece, and what the model gets.",
+      "Shows the first examples of a task: the source's record, the example after each\n"
+      "preprocessor, and the model's features.",
       "examples:\n"
       "  t2t tasks show docs_span_corruption\n"
       "  t2t tasks show my_task --task_modules my_tasks.py --split train\n"
@@ -358,7 +361,9 @@ def main(argv: list[str]) -> int:
       "t2t tasks show [NAME] [options] [--config.data.KEY=VALUE ...]",
     )
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="a task or mixture; default: the config's")
-    parser.add_argument("--config", help="model and data as in training with this config; default: what fits the task")
+    parser.add_argument(
+      "--config", help="use model and data of this training config; default: a model that fits the task"
+    )
     parser.add_argument("--stage", default="", metavar="NAME", help="one of config.stages; default: the first")
     parser.add_argument("--split", default="", help="default: the held-out split")
     parser.add_argument(
@@ -376,17 +381,17 @@ def main(argv: list[str]) -> int:
       type=numeric.integer(0),
       default=100,
       metavar="N",
-      help="examples to count over, 0: none; default: 100",
+      help="number of examples in the statistics, 0: none; default: 100",
     )
     options, _ = options_lib.parse_known(parser, argv[1:])
     if not max(options.examples, options.summary):
-      raise UserError("--examples 0 --summary 0: nothing is left to show")
+      raise UserError("--examples 0 and --summary 0: nothing to show. Give one of them a positive number.")
     _show(_console(options.color), _choose(parser, argv[1:]), options)
     return 0
   parser = _parser(
     "t2t tasks",
-    "Lists the tasks and mixtures that are registered; `t2t tasks show NAME` shows\n"
-    "what one yields (`t2t tasks show --help`).",
+    "Lists the registered tasks and mixtures; `t2t tasks show NAME` shows the\n"
+    "examples of one (`t2t tasks show --help`).",
     "examples:\n  t2t tasks\n  t2t tasks masked\n  t2t tasks 'docs_*lm' --task_modules my_tasks.py\n",
     "t2t tasks [PATTERN] [options]\n       t2t tasks show [NAME] [options]",
   )

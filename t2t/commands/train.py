@@ -1,4 +1,4 @@
-"""`t2t train`."""
+"""`t2t train`: trains a model."""
 
 from absl import logging
 
@@ -13,7 +13,7 @@ from t2t.training.train import train
 
 @gin_files.in_words_of_t5x("train")
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs `t2t train`."""
   parser = config_parser(
     "t2t train",
     "Trains a model; the same command again resumes where it stopped.",
@@ -37,7 +37,8 @@ def main(argv: list[str]) -> None:
   if not options.workdir:
     or_bound = gin_files.or_bound(options.gin, "--workdir")
     raise UserError(
-      f"--workdir is missing: give --workdir FOLDER{or_bound}, for checkpoints and metrics; or a gs:// path"
+      f"--workdir is missing. Give --workdir FOLDER{or_bound}, a local folder or a gs:// path for checkpoints "
+      "and metrics."
     )
   gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)

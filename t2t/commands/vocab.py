@@ -1,4 +1,4 @@
-"""`t2t vocab train` and `report`: a vocabulary of one's own text, and how one divides the text of each language."""
+"""`t2t vocab train` and `t2t vocab report`: train a vocabulary, and measure how it tokenizes each language."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from t2t.runtime import numeric, progress
 
 _WIDEST = 80  # columns
 
-# --type -> what is trained, the file that is written
+# --type -> training function, file name
 _TRAINERS = {
   "sentencepiece": (training.train_sentencepiece, "spiece.model"),
   "wordpiece": (training.train_wordpiece, "vocab.txt"),
@@ -40,67 +40,85 @@ def _parser() -> argparse.ArgumentParser:
     description="Trains a vocabulary and writes it as one file:\n\n"
     "  sentencepiece  unigram model with T5's special ids (pad 0, </s> 1,\n"
     "                 <unk> 2, no sentinels): spiece.model\n"
-    "  wordpiece      as BERT's, without capitals and accents: vocab.txt\n"
-    "  bpe            byte-level, as GPT-2's, but pad 0, </s> 1: tokenizer.json\n\n"
+    "  wordpiece      like BERT's, without capitals and accents: vocab.txt\n"
+    "  bpe            byte-level like GPT-2's, but pad 0, </s> 1: tokenizer.json\n\n"
     "Use it with --config.data.vocabulary=DIR/FILE.\n\n"
-    "With --extend a published vocabulary gets the pieces that text of your domain\n"
-    "needs besides; a checkpoint that was trained with it goes on with\n"
+    "--extend adds the pieces that your text needs to a published vocabulary; a\n"
+    "checkpoint trained with that vocabulary continues training with\n"
     "--config.init.transfer_vocab=True.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     epilog="examples:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary\n"
     "  t2t vocab train --alpha 0.3 en='en/*.txt' sw=sw.txt --size 64000 --output both",
   )
-  train.add_argument("languages", nargs="*", metavar="LANGUAGE=GLOBS", help="in place of --input: see --alpha")
-  train.add_argument("--type", choices=_TRAINERS, help="default: sentencepiece, or that of --extend")
+  train.add_argument("languages", nargs="*", metavar="LANGUAGE=GLOBS", help="replaces --input: see --alpha")
+  train.add_argument("--type", choices=_TRAINERS, help="default: sentencepiece, or the type of --extend")
   train.add_argument(
     "--extend",
     metavar="VOCABULARY",
-    help="keep the pieces of this one, a WordPiece or SentencePiece, under their ids, and add what your text needs",
+    help="WordPiece or SentencePiece vocabulary to extend: its pieces keep their ids, and new pieces are added",
   )
   train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .csv (.gz, .zst too) .parquet .tfrecord*")
   train.add_argument(
     "--alpha",
     type=numeric.number(),
-    help="lines of a language (of wordpiece and bpe documents) to this power say how much of it is trained on, as"
-    " config.data.alpha does of sources: 1 as it is, which is the default, 0.3 more of small ones, 0 all alike",
+    help=(
+      "exponent for the lines of a language (documents for wordpiece and bpe), which sets its share of the "
+      "training text, as config.data.alpha does for sources: 1 (default) proportional, 0.3 favors small languages, "
+      "0 uniform"
+    ),
   )
   _add_field(train)
   train.add_argument(
-    "--size", type=numeric.integer(1), default=32_000, help="number of pieces, special ones included; default: 32000"
+    "--size", type=numeric.integer(1), default=32_000, help="number of pieces, including special ones; default: 32000"
   )
   train.add_argument("--output", required=True, help="folder to write the file in")
   train.add_argument(
-    "--max_sentences", type=numeric.integer(1), default=1_000_000, help="lines to train on, from the beginning"
+    "--max_sentences",
+    type=numeric.integer(1),
+    default=1_000_000,
+    help="largest number of training lines, from the beginning",
   )
   train.add_argument(
     "--character_coverage",
     type=numeric.number(0, 1, above=True),
-    help="sentencepiece: part of the text whose characters get a piece; default: 1.0, less of a script of thousands",
+    help=(
+      "sentencepiece: fraction of the text with characters that get a piece; default: 1.0, less for scripts with "
+      "thousands of characters"
+    ),
   )
   train.add_argument(
-    "--byte_fallback", action="store_true", help="sentencepiece: spell unknown characters in bytes, 256 pieces"
+    "--byte_fallback", action="store_true", help="sentencepiece: encode unknown characters as bytes, 256 pieces"
   )
-  train.add_argument("--symbols", help='sentencepiece: tags that are a piece each, "<2en>,<2sw>"; see language_tags')
+  train.add_argument(
+    "--symbols", help='sentencepiece: tags that become one piece each, "<2en>,<2sw>"; see language_tags'
+  )
   train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
-  train.add_argument("--overwrite", action="store_true", help="replace a file that is already there")
+  train.add_argument("--overwrite", action="store_true", help="replace an existing file")
   report = commands.add_parser(
     "report",
-    help="pieces, unknown ones and their length, by language",
-    description="Divides text of each language by a vocabulary, and says\n\n"
-    "  pieces/word   how many pieces a word becomes; words are parted by white\n"
-    "                space, so that it says nothing of Chinese, Japanese, Thai\n"
-    "  split         words that are more than one piece\n"
-    "  chars/piece   how long a piece is; compares languages of one script\n"
-    "  unknown       pieces that the vocabulary does not have\n\n"
-    "The same text in all languages (a translation) compares them best.",
+    help="print pieces per word, piece length and unknown pieces by language",
+    description="Tokenizes text of each language with a vocabulary, and prints\n\n"
+    "  pieces/word   pieces per word; words are separated by white space, so that\n"
+    "                the number is meaningless for Chinese, Japanese, Thai\n"
+    "  split         fraction of words with more than one piece\n"
+    "  chars/piece   length of a piece; comparable between languages of one script\n"
+    "  unknown       fraction of pieces that are unknown\n\n"
+    "The same text in all languages (a translation) gives the best comparison.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     epilog="example:\n  t2t vocab report --vocabulary spiece.model en=en.txt sw='sw/*.jsonl.gz'",
   )
-  report.add_argument("languages", nargs="+", metavar="LANGUAGE=GLOBS", help="a name, and files of text in it")
-  report.add_argument("--vocabulary", required=True, help='as config.data.vocabulary: a file, its folder, or "bytes"')
+  report.add_argument(
+    "languages", nargs="+", metavar="LANGUAGE=GLOBS", help="a name, and files of text in that language"
+  )
+  report.add_argument(
+    "--vocabulary", required=True, help='same as config.data.vocabulary: a file, its folder, or "bytes"'
+  )
   _add_field(report)
   report.add_argument(
-    "--max_lines", type=numeric.integer(1), default=100_000, help="of each language, from the beginning"
+    "--max_lines",
+    type=numeric.integer(1),
+    default=100_000,
+    help="largest number of lines per language, from the beginning",
   )
   report.add_argument("--json", action="store_true", help="print JSON instead of a table")
   return parser
@@ -113,31 +131,31 @@ def _add_field(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str]) -> int:
-  """`t2t vocab`: trains a vocabulary on the user's files, or says how one divides them.
+  """Runs `t2t vocab`, which trains a vocabulary or measures one.
 
   Args:
-    argv: what follows `t2t vocab`.
+    argv: arguments after `t2t vocab`.
 
   Raises:
-    UserError: input that cannot be read or is too small, or an output that is there already.
+    UserError: the input cannot be read or is too small, or the output exists.
   """
   arguments = _parser().parse_args(argv)
   return _report(arguments) if arguments.command == "report" else _train(arguments)
 
 
 def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
-  """Language -> its files, as they are typed: en=GLOBS.
+  """Parses LANGUAGE=GLOBS arguments to a dictionary from language to files.
 
   Raises:
-    UserError: one that is no such pair, or named twice; a glob that matches nothing.
+    UserError: an argument has another form, a language occurs twice, or a glob matches nothing.
   """
   files: dict[str, tuple[str, ...]] = {}
   for typed in languages:
     name, _, globs = typed.partition("=")
     if not re.fullmatch(r"[\w-]+", name) or not globs:
-      raise UserError(f"{typed}: give LANGUAGE=GLOBS, a name and its files, as en=en.txt")
+      raise UserError(f"{typed}: is not LANGUAGE=GLOBS. Give a name and its files, for example en=en.txt.")
     if name in files:
-      raise UserError(f"{typed}: {name} has files already; name them together, {name}=a.txt,b.txt")
+      raise UserError(f"{typed}: the language {name} occurs twice. Give its files together: {name}=a.txt,b.txt")
     files[name] = text_files.find_files(globs, where=name, pairs=False)
   return files
 
@@ -150,7 +168,7 @@ def _report(arguments: argparse.Namespace) -> int:
     lines = (line.strip() for text in texts for line in text.splitlines() if line.strip())
     divisions[name] = fertility.measure(vocabulary, itertools.islice(lines, arguments.max_lines))
     if not divisions[name].lines:
-      raise UserError(f"{name}: its files hold no text")
+      raise UserError(f"{name}: the files contain no text ({', '.join(map(str, files))}). Give other files.")
   if arguments.json:
     named = ("pieces_per_word", "split_rate", "characters_per_piece", "unknown_rate")
     rows = {
@@ -172,39 +190,47 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
   if bool(arguments.input) == bool(arguments.languages):
-    raise UserError("give --input GLOBS, or LANGUAGE=GLOBS for each language, and not both")
+    raise UserError("--input: give either --input GLOBS or LANGUAGE=GLOBS for each language")
   if arguments.alpha is not None and not (arguments.languages and 0.0 <= arguments.alpha <= 1.0):
-    why = "must be from 0 (all alike) to 1 (as it is)" if arguments.languages else "is of several LANGUAGE=GLOBS"
+    why = (
+      "is not between 0 (uniform) and 1 (proportional). Give a number between 0 and 1."
+      if arguments.languages
+      else "needs several LANGUAGE=GLOBS. Leave it out, or give the files by language."
+    )
     raise UserError(f"--alpha {arguments.alpha}: {why}")
 
   if arguments.extend:
     _check_extends(arguments)
     kind = extending.kind_of(arguments.extend)
     if arguments.type not in (None, kind):
-      raise UserError(f"--type {arguments.type}: --extend {arguments.extend} is a {kind} vocabulary; leave --type out")
+      raise UserError(f"--type {arguments.type}: --extend {arguments.extend} is a {kind} vocabulary. Leave --type out.")
     arguments.type = kind
   arguments.type = arguments.type or "sentencepiece"
   function, name = _TRAINERS[arguments.type]
   options = {}
   if arguments.character_coverage is not None:
     if arguments.type != "sentencepiece":
-      raise UserError(f"--character_coverage: only for --type sentencepiece, not {arguments.type}")
+      raise UserError(
+        f"--character_coverage: applies only to --type sentencepiece, not {arguments.type}. Leave it out."
+      )
     options["character_coverage"] = arguments.character_coverage
   if arguments.byte_fallback:
     if arguments.type != "sentencepiece":
-      raise UserError(f"--byte_fallback: only for --type sentencepiece, not {arguments.type}")
+      raise UserError(f"--byte_fallback: applies only to --type sentencepiece, not {arguments.type}. Leave it out.")
     options["byte_fallback"] = True
   if arguments.symbols:
     if arguments.type != "sentencepiece":
-      raise UserError(f"--symbols: only for --type sentencepiece, not {arguments.type}")
+      raise UserError(f"--symbols: applies only to --type sentencepiece, not {arguments.type}. Leave it out.")
     options["symbols"] = [symbol.strip() for symbol in arguments.symbols.split(",") if symbol.strip()]
   if arguments.cased:
     if arguments.type != "wordpiece":
-      raise UserError(f"--cased: only for --type wordpiece; {arguments.type} keeps capitals anyway")
+      raise UserError(
+        f"--cased: applies only to --type wordpiece; {arguments.type} always keeps capitals. Leave it out."
+      )
     options["cased"] = True
   path = pathlib.Path(arguments.output).expanduser() / name
   if path.exists() and not arguments.overwrite:
-    raise UserError(f"--output {path}: exists already; give another folder, or --overwrite to replace it")
+    raise UserError(f"--output {path}: exists. Give another folder, or --overwrite to replace it.")
   examples: list[str] = []
 
   def texts(files: Sequence[str], where: str) -> Iterator[str]:
@@ -220,7 +246,7 @@ def _train(arguments: argparse.Namespace) -> int:
     lines = gather(texts(files, "--input"), arguments.max_sentences)
   else:
     lines = _of_languages(arguments, lambda name, files: gather(texts(files, name), sys.maxsize))
-  if arguments.type != "bpe":  # which knows every byte; on the others' text is measured what came out
+  if arguments.type != "bpe":  # byte-level BPE has no unknown tokens; the other types are measured on the text
     lines = list(lines)
   characters = training.count_characters(lines) if arguments.type == "sentencepiece" else {}
   if arguments.extend:
@@ -228,7 +254,7 @@ def _train(arguments: argparse.Namespace) -> int:
     return _tell_written(written, lines, examples)
   if characters:
     options.setdefault("character_coverage", training.coverage_for(characters, size=arguments.size))
-  # What was gathered is no more than was asked for.
+  # The gathered text already respects --max_sentences.
   written = function(lines, size=arguments.size, output_dir=path.parent, max_sentences=sys.maxsize, **options)
   notes = []
   if arguments.type == "wordpiece" and not arguments.cased and (dropped := _dropped(lines)):
@@ -236,24 +262,26 @@ def _train(arguments: argparse.Namespace) -> int:
   if characters:
     pieces = {text.replace(" ", "▁") for text in vocabularies.token_texts(vocabularies.load(str(written), extra_ids=0))}
     known = len({character.replace(" ", "▁") for character in characters} & pieces)
-    coverage_note = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
+    coverage_note = "one piece each" if known == len(characters) else f"pieces for the {known:,} most frequent"
     coverage = f"--character_coverage {options['character_coverage']:.6g}"
     notes += [f"characters  {len(characters):,} in the text, {coverage_note} ({coverage})"]
   return _tell_written(written, lines, examples, notes)
 
 
 def _check_extends(arguments: argparse.Namespace) -> None:
-  """Refuses what a vocabulary that is extended says itself."""
+  """Raises an error for options that the extended vocabulary determines."""
   for option in ("character_coverage", "byte_fallback", "cased"):
     if getattr(arguments, option):
-      raise UserError(f"--{option}: not with --extend {arguments.extend}, which says it itself; leave it out")
+      raise UserError(
+        f"--{option}: does not apply with --extend {arguments.extend}, which determines it. Leave it out."
+      )
   if arguments.symbols:
-    raise UserError(f"--symbols {arguments.symbols}: not with --extend, which adds what text needs; leave it out")
+    raise UserError(f"--symbols {arguments.symbols}: does not apply with --extend. Leave it out.")
 
 
 def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], notes: Sequence[str] = ()) -> int:
   vocabulary = vocabularies.load(str(written), extra_ids=0)
-  if written.name == _TRAINERS["wordpiece"][1]:  # as its file has them: "##ing" goes on with a word
+  if written.name == _TRAINERS["wordpiece"][1]:  # pieces as in the file: "##ing" continues a word
     pieces = [vocabulary.tokenizer.id_to_token(i) for i in range(vocabulary.vocab_size)]
   else:
     pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
@@ -270,7 +298,7 @@ def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[st
 
 
 def _dropped(lines: Iterable[str]) -> str:
-  """What of text a WordPiece without --cased does not keep: "capitals", "accents", both, or ""."""
+  """Returns what a WordPiece without --cased drops from text: "capitals", "accents", both, or ""."""
   capitals = accents = False
   for line in lines:
     lower = line.lower()
@@ -284,14 +312,14 @@ def _dropped(lines: Iterable[str]) -> str:
 
 
 def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[str]], Iterator[str]]) -> Iterator[str]:
-  """The lines of all languages, as much of each as --alpha says; tells how much that is."""
+  """Returns lines of all languages in the proportions of --alpha; prints the proportions."""
   files = _files_of(arguments.languages)
-  # Of each text, which is a line or a document of several, its lines.
+  # Count the lines of each text, which is a line or a document.
   counts = {name: [text.count("\n") + 1 for text in read(name, paths)] for name, paths in files.items()}
   sizes = {name: len(line_counts) for name, line_counts in counts.items()}
   for name, size in sizes.items():
     if not size:
-      raise UserError(f"{name}: its files hold no text")
+      raise UserError(f"{name}: the files contain no text ({', '.join(map(str, files[name]))}). Give other files.")
   alpha = 1.0 if arguments.alpha is None else arguments.alpha
   most = arguments.max_sentences * sum(sizes.values()) // sum(map(sum, counts.values()))
   quotas = training.quotas(sizes, alpha=alpha, most=max(most, 1))
@@ -304,7 +332,7 @@ def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[s
 
 
 def _unknown(vocabulary, lines: Iterable[str]) -> str:
-  """What part of the text the vocabulary does not know, in words."""
+  """Describes the unknown fraction of the text."""
   if vocabulary.unk_id is None:
     return "nothing: every byte has a piece"
   tokens = unknown = 0

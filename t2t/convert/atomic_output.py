@@ -1,4 +1,4 @@
-"""What a conversion writes: all of it or nothing, and not before there is room; and how far it has come."""
+"""Atomic output of conversions, with a check of disk space and a progress bar."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -18,11 +18,11 @@ import rich.progress
 from t2t import UserError
 from t2t.runtime import amounts
 
-Progress = Callable[[int, int], None]  # is told how many bytes and tensors were written since the last call
+Progress = Callable[[int, int], None]  # receives the numbers of bytes and tensors written since the last call
 
-_PART, _LOCK = ".part-", ".lock"  # what follows the name of what is not written to its end; and of its lock
-_ATTEMPTS = 20  # to remove what was left unfinished
-_SPARE = 0.02  # share of the parameters' size for names, offsets and what else lies beside them
+_PART, _LOCK = ".part-", ".lock"  # name suffixes of an incomplete folder and its lock
+_ATTEMPTS = 20  # attempts to remove an incomplete folder
+_SPARE = 0.02  # fraction of the parameters' size for names, offsets and other files
 
 
 def _is_remote(path: epath.Path) -> bool:
@@ -30,39 +30,40 @@ def _is_remote(path: epath.Path) -> bool:
 
 
 def check(out: epath.Path, nbytes: int) -> None:
-  """Whether `nbytes` may be written to the folder `out`.
+  """Checks that `nbytes` can be written to the folder `out`.
 
   Raises:
-    UserError: there is something there, or no room.
+    UserError: the folder is not empty, or the disk is full.
   """
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
-    raise UserError(f"{out}: exists and is not an empty folder; give another, or delete it first")
+    raise UserError(f"{out}: exists and is not an empty folder. Give another folder, or delete it first.")
   if _is_remote(out):
     return
   folder = next(parent for parent in out.parents if parent.exists())
   free, needed = shutil.disk_usage(folder).free, int(nbytes * (1 + _SPARE))
   if free < needed:
     raise UserError(
-      f"{out}: no space left: {amounts.nbytes(needed)} are needed, {amounts.nbytes(free)} are free on the disk of"
-      f" {folder}"
+      f"{out}: needs {amounts.nbytes(needed)}, but the disk of {folder} has {amounts.nbytes(free)} free. Free "
+      "some space, or give a folder on another disk."
     )
 
 
 @contextlib.contextmanager
 def whole(out: epath.Path, nbytes: int) -> Iterator[epath.Path]:
-  """A folder to write into, which becomes `out` when the block ends; if it fails or is interrupted, nothing is left.
+  """Yields a temporary folder, which becomes `out` when the block ends; after a failure or interruption nothing is
+  left.
 
   Args:
-    out: not there yet, or an empty folder.
-    nbytes: how much will be written, about.
+    out: a folder that does not exist or is empty.
+    nbytes: approximate size of the output.
 
   Raises:
-    UserError: see `check`; or the disk was full in the end.
+    UserError: see `check`; or the disk became full.
   """
   if not _is_remote(out):
     _remove_abandoned(out)
   check(out, nbytes)
-  # A bucket has no folders to rename: there, what says that all is written is written last.
+  # A bucket has no atomic rename: there, the marker of completeness is written last.
   part = out if _is_remote(out) else out.parent / f"{out.name}{_PART}{uuid.uuid4().hex[:8]}"
   with _held(part):
     yield from _written(part, out)
@@ -79,7 +80,10 @@ def _written(part: epath.Path, out: epath.Path) -> Iterator[epath.Path]:
   except BaseException as error:
     _remove(part)
     if _disk_full(error):
-      raise UserError(f"{out}: no space left while it was written; nothing was kept") from error
+      raise UserError(
+        f"{out}: the disk became full during the write, and nothing was kept. Free some space, or give a folder on "
+        "another disk."
+      ) from error
     raise
 
 
@@ -89,7 +93,7 @@ def _lock_of(part: epath.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _held(part: epath.Path) -> Iterator[None]:
-  """Says to others that a folder is being written: by a lock that the system lets go of however this process ends."""
+  """Marks a folder as in progress by a file lock, which the system releases at the end of the process."""
   if _is_remote(part):
     yield
     return
@@ -97,10 +101,10 @@ def _held(part: epath.Path) -> Iterator[None]:
   path = _lock_of(part)
   with path.open("w") as file:
     try:
-      # Before the folder is there, so that nobody finds it without.
+      # Lock before the folder exists, so that it is never seen without a lock.
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-      path.unlink(missing_ok=True)  # a disk that has no locks: then nobody takes the folder for abandoned
+      path.unlink(missing_ok=True)  # without locks on this disk, the folder never counts as abandoned
     try:
       yield
     finally:
@@ -108,19 +112,19 @@ def _held(part: epath.Path) -> Iterator[None]:
 
 
 def _remove_abandoned(out: epath.Path) -> None:
-  """Removes what conversions to the same place left that were killed: whose lock nobody holds."""
+  """Removes incomplete folders of killed conversions to the same path: their locks are free."""
   for path in sorted(pathlib.Path(out.parent).glob(f"{glob.escape(out.name)}{_PART}*{_LOCK}")):
     part = epath.Path(str(path).removesuffix(_LOCK))
     with contextlib.suppress(OSError), path.open("r+") as file:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      print(f"{part}: was left by a conversion that was killed; it is removed", file=sys.stderr)
+      print(f"{part}: removing the incomplete output of a killed conversion", file=sys.stderr)
       _remove(part)
       path.unlink(missing_ok=True)
 
 
 def _remove(folder: epath.Path) -> None:
   for _ in range(_ATTEMPTS):
-    # Where a thread of Orbax's still writes or deletes, it fails; the error that brought us here must not be lost.
+    # Removal fails while a thread of Orbax still writes or deletes; the original error must be raised.
     with contextlib.suppress(OSError):
       folder.rmtree(missing_ok=True)
       return
@@ -128,17 +132,17 @@ def _remove(folder: epath.Path) -> None:
 
 
 def _disk_full(error: BaseException) -> bool:
-  # TensorStore wraps the system's error in one of its own.
+  # TensorStore wraps the system's error.
   return getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error)
 
 
 @contextlib.contextmanager
 def progress(nbytes: int, num_tensors: int) -> Iterator[Progress]:
-  """Says on stderr how far a conversion is: a line that changes on a terminal, one at the end elsewhere.
+  """Prints the progress of a conversion on stderr: a progress bar on a terminal, otherwise one line at the end.
 
   Args:
-    nbytes: of everything that will be written.
-    num_tensors: likewise.
+    nbytes: total size.
+    num_tensors: total number of tensors.
   """
   console, started, done = rich.console.Console(stderr=True), time.monotonic(), [0, 0]
 

@@ -1,4 +1,4 @@
-"""BART as Hugging Face has it; hf_mappings.py says what the tables mean."""
+"""BART of Hugging Face; hf_mappings.py explains the tables."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj":
 
 
 def _names_of(stack: str, embed: str) -> dict[str, str]:
-  """Of the encoder or the decoder, whose positions are at `embed` in ours."""
+  """Returns names of the encoder or the decoder; `embed` is t2t's path of its positions."""
   dense, norms = {"fc1": "mlp/up", "fc2": "mlp/down"}, {"final_layer_norm": "mlp_norm"}
   for theirs, ours in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention")):
     dense |= {f"{theirs}.{name}": f"{ours}/{our_name}" for name, our_name in _ATTENTION.items()}
@@ -36,7 +36,9 @@ def _read_bart(settings: hf_mappings.Settings) -> dict[str, Any]:
   for key, default in (("attention_heads", 16), ("ffn_dim", 4096)):
     encoder, decoder = (settings.get(f"{stack}_{key}", default) for stack in ("encoder", "decoder"))
     if encoder != decoder:
-      raise hf_mappings.Unknown(f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t's model has one for both")
+      raise hf_mappings.Unknown(
+        f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t needs the same value for both"
+      )
   activation = settings.get("activation_function", "gelu")
   return {
     "mlp_activation": hf_mappings.look_up(hf_mappings.PLAIN, "activation_function", activation),
@@ -49,7 +51,7 @@ def _write_bart(fields: hf_mappings.Settings) -> dict[str, Any]:
     "decoder_ffn_dim": fields["mlp_dim"],
     "activation_function": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "attention_dropout": fields["dropout_rate"],
-    # Left out, they would write what a BART of another vocabulary begins and ends with.
+    # The defaults would force the first and last token of BART's own vocabulary.
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
   }
@@ -73,7 +75,7 @@ BART = hf_mappings.Family(
   must={
     "is_encoder_decoder": (True,),
     "tie_encoder_decoder": (False, None),
-    # Untied, encoder and decoder would have a table each as well.
+    # Untied, encoder and decoder would have separate tables.
     "tie_word_embeddings": (True,),
     "normalize_before": (False,),
     "normalize_embedding": (True,),
@@ -83,7 +85,7 @@ BART = hf_mappings.Family(
   fields={
     "architecture": "encoder_decoder",
     "positions": "learned",
-    # The first two rows are never looked up.
+    # The first two rows are never used.
     "position_offset": 2,
     "own_decoder_positions": True,
     "scale_attention": True,

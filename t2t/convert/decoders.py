@@ -1,4 +1,4 @@
-"""GPT-2, MPT, Llama, Mistral and Qwen 3 as Hugging Face has them; hf_mappings.py says what the tables mean."""
+"""GPT-2, MPT, Llama, Mistral and Qwen 3 of Hugging Face; hf_mappings.py explains the tables."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -28,11 +28,11 @@ GPT2_NAMES = {
 }
 
 
-# On the last token, without a bias.
+# Applied to the last token, without a bias.
 SCORE = hf_mappings.HeadTask(
   ("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False}
 )
-# On every token.
+# Applied to every token.
 TAG = hf_mappings.HeadTask(
   ("tag",),
   {"score.weight": "projection", "score.bias": "projection_bias"},
@@ -95,7 +95,7 @@ GPT2 = hf_mappings.Family(
   reads=("n_inner", "activation_function", "tie_word_embeddings", "attn_pdrop", "embd_pdrop"),
   prefix="transformer.",
   copies={"lm_head.weight": "transformer.wte.weight"},
-  # The causal mask.
+  # Causal mask.
   buffers=(".attn.bias", ".attn.masked_bias"),
   transposed=False,
   square=True,
@@ -116,7 +116,7 @@ MPT_NAMES = {
   "transformer.norm_f.weight": "decoder/norm/scale",
   "lm_head.weight": "head/projection",
 }
-# What its attention may be: key of "attn_config" -> the value that it must have, or one of no consequence here.
+# Supported attention: key of "attn_config" -> required value, or the default of an irrelevant key.
 _MPT_ATTENTION = {
   "attn_type": "multihead_attention",
   "clip_qkv": None,
@@ -132,7 +132,7 @@ def _read_mpt(settings: hf_mappings.Settings) -> dict[str, Any]:
   attention = _MPT_ATTENTION | (settings.get("attn_config") or {})
   for key, value in _MPT_ATTENTION.items():
     if attention[key] != value:
-      raise hf_mappings.Unknown(f"attn_config.{key}={attention[key]!r}: t2t's model has {value!r}")
+      raise hf_mappings.Unknown(f"attn_config.{key}={attention[key]!r}: t2t supports only {value!r}")
   return {
     "mlp_dim": 4 * settings.get("d_model", 2048),
     "tied_logits": settings.get("tie_word_embeddings", True),
@@ -141,7 +141,7 @@ def _read_mpt(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_mpt(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
-    "attn_config": _MPT_ATTENTION,  # and no rate of dropout, which transformers wants to be an integer
+    "attn_config": _MPT_ATTENTION,  # without a dropout rate, because transformers requires an integer
     "tie_word_embeddings": fields["tied_logits"],
     "emb_pdrop": fields["dropout_rate"],
   }
@@ -206,22 +206,22 @@ QWEN3_NAMES = LLAMA_NAMES | {
 
 
 def rotary_base(settings: hf_mappings.Settings) -> float:
-  """The base of a model whose layers have one.
+  """Returns the rotary base of a model with one base for all layers.
 
   Raises:
-    hf_mappings.Unknown: positions that are rescaled or partial, or two bases that differ.
+    hf_mappings.Unknown: positions are rescaled or partial, or two bases differ.
   """
-  # transformers 5 has the base among "rope_parameters"; before that it stood alone, and "rope_scaling" beside it.
+  # transformers 5 has the base in "rope_parameters"; earlier versions have it at the top level, beside "rope_scaling".
   for key in ("rope_parameters", "rope_scaling"):
     value = settings.get(key) or {}
     kind = value.get("rope_type", value.get("type", "default"))
     if kind != "default" or value.get("partial_rotary_factor", 1.0) != 1.0:
       raise hf_mappings.Unknown(
-        f"{key}={value}: t2t's rotary positions are neither rescaled (as Llama 3.1's are) nor partial"
+        f"{key}={value}: t2t does not support rescaled (as in Llama 3.1) or partial rotary positions"
       )
   if settings.get("partial_rotary_factor") not in (None, 1.0):
     raise hf_mappings.Unknown(
-      f"partial_rotary_factor={settings['partial_rotary_factor']}: t2t's rotary positions are not partial"
+      f"partial_rotary_factor={settings['partial_rotary_factor']}: t2t does not support partial rotary positions"
     )
   inside = {f"{key}.rope_theta": (settings.get(key) or {}).get("rope_theta") for key in ("rope_scaling", _ROPE)}
   return one_base(inside | {"rope_theta": settings.get("rope_theta")}, 10_000.0)
@@ -231,19 +231,19 @@ _ROPE = "rope_parameters"
 
 
 def one_base(bases: Mapping[str, Any], default: float) -> float:
-  """The base of rotary positions.
+  """Returns the base of rotary positions.
 
   Args:
-    bases: key of config.json -> base, or None where it is not there.
-    default: where none is.
+    bases: key of config.json -> base, or None if absent.
+    default: base if all are absent.
 
   Raises:
-    hf_mappings.Unknown: two differ, of which versions of transformers read one or the other.
+    hf_mappings.Unknown: two bases differ, and versions of transformers read different ones.
   """
   there = {key: float(value) for key, value in bases.items() if value}
   if len(set(there.values())) > 1:
     shown = " and ".join(f"{key}={value:g}" for key, value in there.items())
-    raise hf_mappings.Unknown(f"{shown}: transformers 4 and 5 read different ones; remove those that are wrong")
+    raise hf_mappings.Unknown(f"{shown}: transformers 4 and 5 read different ones. Remove the wrong ones.")
   return next(iter(there.values()), default)
 
 
@@ -262,7 +262,8 @@ def _read_llama(settings: hf_mappings.Settings) -> dict[str, Any]:
 def _write_llama(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["embed_dim"] % fields["num_heads"]:
     raise hf_mappings.Unknown(
-      f"config.model.embed_dim={fields['embed_dim']}: theirs is a multiple of num_heads={fields['num_heads']}"
+      f"config.model.embed_dim={fields['embed_dim']}: transformers requires a multiple of "
+      f"num_heads={fields['num_heads']}"
     )
   return {
     "num_key_value_heads": fields["num_kv_heads"] or fields["num_heads"],
@@ -274,7 +275,7 @@ def _write_llama(fields: hf_mappings.Settings) -> dict[str, Any]:
   }
 
 
-# Its body goes by another name than in their other classes.
+# In this class the body has another name.
 _NAMED_SPAN = dataclasses.replace(encoders.SPAN, prefix="transformer.")
 
 LLAMA = hf_mappings.Family(
@@ -319,8 +320,8 @@ LLAMA = hf_mappings.Family(
 def _read_mistral(settings: hf_mappings.Settings) -> dict[str, Any]:
   window = settings.get("sliding_window", 4096)
   if window == 1:
-    raise hf_mappings.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
-  # Theirs counts the position itself.
+    raise hf_mappings.Unknown("sliding_window=1: t2t's smallest window includes a second position")
+  # Hugging Face's window includes the position itself.
   return _read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
 
 

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT as Hugging Face has them; hf_mappings.py says what the tables mean."""
+"""BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT of Hugging Face; hf_mappings.py explains the tables."""
 
 import dataclasses
 from typing import Any
@@ -36,7 +36,7 @@ BERT_NAMES = {
   "cls.predictions.bias": "head/bias",
 }
 
-# The same stack under another name, and another name for each part of the head.
+# The same stack with another prefix, and other names in the head.
 ROBERTA_NAMES = {
   name.replace("bert.", "roberta.", 1): ours for name, ours in BERT_NAMES.items() if not name.startswith("cls.")
 } | {
@@ -94,7 +94,7 @@ _BERT_FIELDS = {
 }
 
 
-# Of a text or a candidate: the pooler that the body has.
+# Heads on a text or a candidate use the body's pooler.
 _POOLED = {"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"}
 CLASSIFIER = {"classifier.weight": "projection", "classifier.bias": "projection_bias"}
 _DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=None)
@@ -102,7 +102,7 @@ SPAN = hf_mappings.HeadTask(
   ("span",), {"qa_outputs.weight": "projection", "qa_outputs.bias": "projection_bias"}, num_classes=2
 )
 BERT_TASKS = {
-  # Whether one sentence follows another.
+  # Next-sentence prediction.
   "BertForPreTraining": hf_mappings.HeadTask(
     ("class",),
     _POOLED | {"cls.seq_relationship.weight": "projection", "cls.seq_relationship.bias": "projection_bias"},
@@ -129,7 +129,7 @@ def _read_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_bert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["segment_types"]:
-    raise hf_mappings.Unknown("config.model.segment_types=0: their models have one at least; set 1")
+    raise hf_mappings.Unknown("config.model.segment_types=0: transformers needs at least 1. Set it to 1.")
   return {
     "hidden_act": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "attention_probs_dropout_prob": fields["dropout_rate"],
@@ -178,7 +178,7 @@ BERT = hf_mappings.Family(
 
 
 def _read_roberta(settings: hf_mappings.Settings) -> dict[str, Any]:
-  # Positions count from the padding id plus 1: the rows up to there are never looked up.
+  # Positions start after the padding id; the rows before are never used.
   offset = settings.get("pad_token_id", 1) + 1
   rows = settings.get("max_position_embeddings", 512)
   return _read_bert(settings) | {"position_offset": offset, "max_length": rows - offset}
@@ -186,13 +186,13 @@ def _read_roberta(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_roberta(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["position_offset"]:
-    raise hf_mappings.Unknown("config.model.position_offset=0: RoBERTa's first position is behind its padding id")
+    raise hf_mappings.Unknown("config.model.position_offset=0: RoBERTa's positions start after its padding id")
   rows = fields["max_length"] + fields["position_offset"]
   return _write_bert(fields) | {"max_position_embeddings": rows, "pad_token_id": fields["position_offset"] - 1}
 
 
 _ROBERTA_POOLED = {"roberta.pooler.dense.weight": "pooler", "roberta.pooler.dense.bias": "pooler_bias"}
-# A pooler of its own, with dropout on both sides.
+# The class has its own pooler, with dropout before and after.
 _ROBERTA_CLASS = {
   "classifier.dense.weight": "pooler",
   "classifier.dense.bias": "pooler_bias",
@@ -228,7 +228,7 @@ ROBERTA = dataclasses.replace(
 )
 
 
-# Another vocabulary, whose ids its tokenizer.json has: those of its SentencePiece model are shifted.
+# Its tokenizer.json has the ids of its vocabulary; the ids of its SentencePiece model are shifted.
 XLM_ROBERTA = dataclasses.replace(
   ROBERTA,
   model_type="xlm-roberta",
@@ -241,7 +241,7 @@ XLM_ROBERTA = dataclasses.replace(
 
 def _write_albert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["embedding_dim"]:
-    raise hf_mappings.Unknown("config.model.embedding_dim=0: ALBERT's embedding has a width of its own")
+    raise hf_mappings.Unknown("config.model.embedding_dim=0: ALBERT needs an embedding width")
   return _write_bert(fields)
 
 
@@ -254,7 +254,7 @@ ALBERT = dataclasses.replace(
   model_class="AlbertForMaskedLM",
   bare_class="AlbertModel",
   tasks={
-    # Which of two sentences comes first.
+    # Sentence-order prediction.
     "AlbertForPreTraining": hf_mappings.HeadTask(
       ("class",),
       _ALBERT_POOLED
@@ -299,7 +299,7 @@ ALBERT = dataclasses.replace(
 )
 
 
-# The discriminator; the generator is thrown away.
+# The discriminator; the generator is dropped.
 ELECTRA_NAMES = {
   name.replace("bert.", "electra.", 1): ours for name, ours in BERT_NAMES.items() if not name.startswith("cls.")
 } | {
@@ -329,7 +329,7 @@ _SUMMARY_ACTIVATIONS = {name: name for name in ("gelu", "tanh", "relu")}
 def _read_summary(settings: hf_mappings.Settings) -> dict[str, Any]:
   for key, value in (("summary_type", "first"), ("summary_use_proj", True)):
     if settings.get(key, value) != value:
-      raise hf_mappings.Unknown(f"{key}={settings[key]!r}: t2t's head has {value!r}")
+      raise hf_mappings.Unknown(f"{key}={settings[key]!r}: t2t supports only {value!r}")
   activation = settings.get("summary_activation", "gelu")
   return {"pooler": hf_mappings.look_up(_SUMMARY_ACTIVATIONS, "summary_activation", activation)}
 
@@ -342,7 +342,7 @@ def _write_summary(head: HeadConfig) -> dict[str, Any]:
 ELECTRA = dataclasses.replace(
   BERT,
   model_type="electra",
-  # Logits of tokens, which it was not trained to have, are those of the embedding and have no parameters.
+  # It was not trained to predict tokens: token logits use the embedding and have no parameters.
   model_class="ElectraModel",
   bare_class="ElectraModel",
   tasks={
@@ -397,7 +397,7 @@ _DISTILLED = {
 
 
 def _distilled(name: str) -> str:
-  """What DistilBERT calls a parameter of BERT's body."""
+  """Returns DistilBERT's name of a parameter of BERT's body."""
   name = name.replace("bert.encoder.", "bert.transformer.", 1).replace("bert.", "distilbert.", 1)
   layer, number, part = name.partition("{}.")
   module, dot, kind = part.rpartition(".")

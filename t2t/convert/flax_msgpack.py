@@ -1,7 +1,7 @@
-"""Flax's msgpack files as an index: which arrays they hold and where, without reading one of them.
+"""Index of Flax's msgpack files: names and offsets of arrays, without reading the arrays.
 
-An array is a msgpack extension of type 1, whose content is again msgpack: shape, name of the dtype and bytes.  Arrays
-over a gigabyte are dicts of several such pieces.  Nothing in these files is ever executed.
+An array is a msgpack extension of type 1 with msgpack content: shape, name of the dtype and bytes.  Larger arrays than
+a gigabyte are dicts of several such chunks.  Nothing in these files is executed.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from t2t.storage import safe_read
 
 Tree = Any  # nested dicts and lists of `MsgpackArray`, numbers, strings, bytes and None
 
-# What a value starts with says what it is.  These are followed by their length, in a form of struct; the others hold a
-# small number or a short length themselves.  Source: the msgpack specification.
+# The first byte of a value determines its type. These are followed by a length in a struct format; others contain a
+# small number or a short length. Source: the msgpack specification.
 _SIZED = {
   first: (kind, form)
   for kind, start, forms in (
@@ -42,16 +42,16 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 _ARRAY, _SCALAR = 1, 3  # Flax's extensions
 _CHUNKED = "__msgpack_chunked_array__"
 _DTYPE = re.compile(r"bool|(bfloat|float|int|uint)\d+")
-_DEPTH = 64  # of dicts in dicts; a state's are about ten deep
-_MOST_VALUES = 500_000  # of which a state has thousands; reading so many takes two seconds
-_MOST_TEXT = 16 * 2**20  # bytes of what is no array
+_DEPTH = 64  # nested dicts; a state has about ten levels
+_MOST_VALUES = 500_000  # values of a file; a state has thousands, and reading half a million takes two seconds
+_MOST_TEXT = 16 * 2**20  # bytes of a value that is not an array
 
 
 @dataclasses.dataclass(frozen=True)
 class MsgpackArray:
-  """An array of a file, of which nothing is read before it is asked for.
+  """An array of a file, read lazily.
 
-  shape, dtype: as it was written.
+  shape, dtype: as stored.
   pieces: offset in the file and number of elements, in the order of the flattened array.
   buffer: the file.
   """
@@ -62,25 +62,25 @@ class MsgpackArray:
   buffer: bytes | mmap.mmap = dataclasses.field(repr=False)
 
   def read(self) -> np.ndarray:
-    """The array, as a view of the file if it lies there in one piece."""
+    """Returns the array, as a view of the file if it is contiguous there."""
     pieces = [np.frombuffer(self.buffer, self.dtype, count, offset) for offset, count in self.pieces]
     return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(self.shape)
 
 
 def read(path: epath.Path) -> Tree:
-  """The content of a file; of arrays, where they lie.
+  """Returns the content of a file, with lazy arrays.
 
-  A local file is mapped into memory, so that only what is read of its arrays comes in; a bucket's is read whole.
+  A local file is memory-mapped, so that only used parts are read; an object in a bucket is read whole.
 
   Raises:
-    UserError: it is cut off, no msgpack, or no file.
+    UserError: the file is truncated, not msgpack, or does not exist.
   """
   safe_read.size(path)
   return _MsgpackReader(path, _buffer(path)).root()
 
 
 def first_key(path: epath.Path) -> str | None:
-  """The first key of the dict that a file holds; None if it holds none. Reads a few bytes."""
+  """Returns the first key of the dict in a file; None without a dict. Reads a few bytes."""
   if not safe_read.is_file(path):
     return None
   with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _buffer(path: epath.Path) -> bytes | mmap.mmap:
 
 
 class _MsgpackReader:
-  """Walks through a file from header to header."""
+  """Parser that skips from header to header."""
 
   def __init__(self, path: epath.Path, buffer: bytes | mmap.mmap):
     self.path = path
@@ -117,15 +117,15 @@ class _MsgpackReader:
     return self.value(0)
 
   def _wrong(self, problem: str) -> UserError:
-    return UserError(f"{self.path}: no checkpoint that Flax wrote: {problem} at byte {self.at:,}")
+    return UserError(f"{self.path}: is not a Flax checkpoint: {problem} at byte {self.at:,}. Download it again.")
 
   def _skip(self, count: int) -> int:
-    """Goes on by so many bytes; says where they start."""
+    """Skips some bytes and returns their start."""
     start, end = self.at, self.at + count
     if end > len(self.buffer):
       raise UserError(
-        f"{self.path} is cut off: at byte {start:,} it says that {count:,} bytes follow, but the file ends after"
-        f" {len(self.buffer):,}; copy it again"
+        f"{self.path}: is truncated: at byte {start:,} {count:,} bytes should follow, but the file has only"
+        f" {len(self.buffer):,}. Copy it again."
       )
     self.at = end
     return start
@@ -138,7 +138,7 @@ class _MsgpackReader:
     return struct.unpack(f">{form}", self._bytes(struct.calcsize(form)))[0]
 
   def size(self) -> tuple[str, Any]:
-    """Reads the header of a value: its kind, and its size or, of a "constant", the value."""
+    """Reads the header of a value: its kind, and its size, or the value of a "constant"."""
     first = self._bytes(1)[0]
     if first <= 0x7F or first >= 0xE0:
       return "constant", first if first <= 0x7F else first - 0x100
@@ -157,12 +157,12 @@ class _MsgpackReader:
     if first in _SIZED:
       kind, form = _SIZED[first]
       return kind, self._number(form)
-    raise self._wrong(f"{first:#x}, which no value of msgpack starts with,")
+    raise self._wrong(f"{first:#x}, not the first byte of a msgpack value,")
 
   def value(self, depth: int) -> Tree:
     """Reads the next value."""
     if depth > _DEPTH:
-      raise self._wrong(f"dicts in dicts, {depth} deep,")
+      raise self._wrong(f"dicts nested {depth} deep,")
     self._left -= 1
     if self._left < 0:
       raise self._wrong(f"more than {_MOST_VALUES:,} values")
@@ -170,7 +170,7 @@ class _MsgpackReader:
     if kind == "constant":
       return size
     if kind in ("text", "bytes") and size > _MOST_TEXT:
-      raise self._wrong(f"{size:,} bytes that are no array")
+      raise self._wrong(f"a value of {size:,} bytes that is not an array")
     if kind == "text":
       return self._bytes(size).decode(errors="replace")
     if kind == "bytes":
@@ -185,21 +185,23 @@ class _MsgpackReader:
     entries: dict[str, Tree] = {}
     for _ in range(size):
       key = self._key(depth)
-      if key in entries:  # readers would not agree which one counts
+      if key in entries:  # ambiguous
         raise self._wrong(f"the name {key[:40]!r} twice in a dict")
       entries[key] = self.value(depth)
     return entries
 
   def _key(self, depth: int) -> str:
-    """A name.  Each dict in one would double its length as text: fifty, in a hundred bytes, take all memory."""
+    """Reads a key. A dict as key is rejected: nested dicts would double the key's length at each level and exhaust the
+    memory.
+    """
     at, key = self.at, self.value(depth)
     if not isinstance(key, str | bytes | int | float):
       self.at = at
-      raise self._wrong("a name that is neither text nor a number")
+      raise self._wrong("a key that is neither text nor a number")
     return str(key)
 
   def _extension(self, size: int, depth: int) -> MsgpackArray | None:
-    """An array; None of anything else, which no parameter is."""
+    """Reads an array; returns None for other extensions, which are not parameters."""
     code = self._bytes(1)[0]
     start = self._skip(size)
     if code not in (_ARRAY, _SCALAR):
@@ -215,7 +217,7 @@ class _MsgpackReader:
       raise self._wrong(f"an array of shape {shape!r} and dtype {name!r}")
     try:
       dtype = jnp.dtype(name)
-    except TypeError as error:  # float33
+    except TypeError as error:  # for example float33
       raise self._wrong(f"an array of dtype {name!r}") from error
     offset, self.at = self._skip(length), start + size
     if math.prod(shape) * dtype.itemsize != length:
@@ -230,8 +232,8 @@ class _MsgpackReader:
       for key in ("shape", "chunks")
     )
     if not all(type(size) is int and size >= 0 for size in shape):
-      raise self._wrong(f"an array of shape {str(shape)[:40]} in pieces")
+      raise self._wrong(f"a chunked array of shape {str(shape)[:40]}")
     pieces = tuple(piece for chunk in chunks if isinstance(chunk, MsgpackArray) for piece in chunk.pieces)
     if not pieces or sum(count for _, count in pieces) != math.prod(shape):
-      raise self._wrong(f"an array {shape} in pieces of {[count for _, count in pieces]} numbers")
+      raise self._wrong(f"an array {shape} in chunks of {[count for _, count in pieces]} numbers")
     return MsgpackArray(tuple(shape), chunks[0].dtype, pieces, self.buffer)

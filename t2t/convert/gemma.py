@@ -1,11 +1,11 @@
-"""Gemma 1, 2 and 3 (text) as Hugging Face has them; hf_mappings.py says what the tables mean."""
+"""Gemma 1, 2 and 3 (text) of Hugging Face; hf_mappings.py explains the tables."""
 
 import dataclasses
 from typing import Any
 
 from t2t.convert import decoders, hf_mappings, modern_bert
 
-# What Gemma calls "gelu" is the approximation, whatever the name says elsewhere.
+# In Gemma "gelu" means the tanh approximation.
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gated_gelu", "gelu": "gated_gelu", "gelu_new": "gated_gelu", "silu": "gated_silu"}
 
 
@@ -34,8 +34,9 @@ def _read_gemma(settings: hf_mappings.Settings) -> dict[str, Any]:
   activations = [hf_mappings.look_up(_ACTIVATIONS, key, name) for key, name in named.items()]
   if len(set(activations)) > 1:
     raise hf_mappings.Unknown(
-      f"hidden_act={named['hidden_act']!r} and hidden_activation={named['hidden_activation']!r}: transformers reads the"
-      " first alone; remove the wrong one"
+      f"hidden_act={named['hidden_act']!r} and hidden_activation={named['hidden_activation']!r}: transformers reads "
+      "only the"
+      " first. Remove the wrong one."
     )
   activation = next(iter(activations), "gated_gelu")
   return _read_shape(settings, activation) | {"rotary_base": decoders.rotary_base(settings)}
@@ -45,8 +46,8 @@ def _gemma_notes(settings: hf_mappings.Settings) -> tuple[str, ...]:
   if settings.get("hidden_act") != "gelu":
     return ()
   return (
-    "hidden_act='gelu' is taken for the tanh approximation, with which Gemma was trained, as transformers 5 does;"
-    " transformers 4 computes the exact GELU, and its logits differ a little",
+    "hidden_act='gelu' is read as the tanh approximation, with which Gemma was trained, as in transformers 5;"
+    " transformers 4 computes the exact GELU, with slightly different logits",
   )
 
 
@@ -88,22 +89,22 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 def _read_windows(settings: hf_mappings.Settings, every: int) -> dict[str, int]:
-  """Of which layers see all positions; where it is not said, the last of each `every`."""
+  """Returns which layers have global attention; by default the last of each `every`."""
   number, window = settings["num_hidden_layers"], settings["sliding_window"]
   types = settings.get("layer_types") or [_LOCAL if (i + 1) % every else _GLOBAL for i in range(number)]
   sees_all = [i for i, kind in enumerate(types) if kind == _GLOBAL]
   if not window or len(sees_all) == number:
     return {"attention_window": 0}
   if window == 1:
-    raise hf_mappings.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
-  # Theirs counts the position itself.
+    raise hf_mappings.Unknown("sliding_window=1: t2t's smallest window includes a second position")
+  # Hugging Face's window includes the position itself.
   windows = {"attention_window": window - 1}
   if not sees_all:
     return windows
   first = sees_all[0]
   every = sees_all[1] - first if len(sees_all) > 1 else number
   if first >= every or sees_all != list(range(first, number, every)):
-    raise hf_mappings.Unknown(f"layer_types={types}: in t2t's model every n-th layer sees all positions")
+    raise hf_mappings.Unknown(f"layer_types={types}: t2t supports global attention only in every n-th layer")
   return windows | {"global_attention_every": every, "global_attention_first": first}
 
 
@@ -129,7 +130,7 @@ _GEMMA2_DEFAULTS = {
 def _read_scales(settings: hf_mappings.Settings, caps: tuple[float, float]) -> dict[str, Any]:
   scale = settings["query_pre_attn_scalar"]
   if scale != int(scale):
-    raise hf_mappings.Unknown(f"query_pre_attn_scalar={scale}: t2t scales by the root of a whole number")
+    raise hf_mappings.Unknown(f"query_pre_attn_scalar={scale}: t2t supports only whole numbers")
   return {
     "attention_scale_dim": int(scale) if scale != settings["head_dim"] else 0,
     "attention_softcap": float(settings.get("attn_logit_softcapping", caps[0]) or 0.0),
@@ -157,10 +158,11 @@ def _read_gemma2(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 
 def _write_common(fields: hf_mappings.Settings) -> dict[str, Any]:
-  # As they check it, though each head has a width of its own.
+  # transformers checks this although the head width is independent.
   if fields["embed_dim"] % fields["num_heads"]:
     raise hf_mappings.Unknown(
-      f"config.model.embed_dim={fields['embed_dim']}: theirs is a multiple of num_heads={fields['num_heads']}"
+      f"config.model.embed_dim={fields['embed_dim']}: transformers requires a multiple of "
+      f"num_heads={fields['num_heads']}"
     )
   activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
   shape = _write_shape(fields) | {"hidden_activation": activation, "rope_theta": fields["rotary_base"]}

@@ -1,4 +1,4 @@
-"""config.json of Hugging Face's models as a `TransformerConfig`, and back; hf_mappings.py has the tables."""
+"""Conversion between config.json of Hugging Face and `TransformerConfig`; hf_mappings.py has the tables."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -23,23 +23,24 @@ FAMILIES: dict[str, Family] = {
 _OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "rotary_base", "local_rotary_base")
 _OF_POSITIONS += ("max_length", "position_offset")
 _LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
-_SHOWN = 4  # differences that a message names
+_SHOWN = 4  # differences in a message
 
-# What t2t's model has not.
+# Families that t2t's model cannot represent.
 _NOT_READ = {
-  "gemma3": "has a model of images besides; t2t reads that of text alone, a Gemma3ForCausalLM with gemma3_text",
+  "gemma3": "includes an image model; t2t reads only text models, Gemma3ForCausalLM with gemma3_text",
   "t5gemma": (
-    "its encoder and decoder have a config each, of widths, layers, windows and soft-caps, which t2t's model has once;"
-    " and its encoder's window is one position wider to the right than to the left"
+    "its encoder and decoder have separate widths, layers, windows and soft-caps, but t2t's model has one value for "
+    "both;"
+    " and its encoder's window is asymmetric, one position wider to the right"
   ),
-  "t5gemma2": "has a model of images, and one attention of its decoder to itself and to the inputs; t2t's has two",
+  "t5gemma2": "includes an image model, and its decoder merges self-attention and cross-attention; t2t's has two",
   "mbart": (
-    "its norms stand in front of the branches, and the first of them behind the norm of the embedding, which t2t's"
-    " model has without another"
+    "its norms precede the branches, and an embedding norm precedes the first of them; t2t's model supports only "
+    "one of the two"
   ),
 }
 
-# Keys that change neither shapes nor numbers, of all families.
+# Keys of any family that affect neither shapes nor values.
 # fmt: off
 HARMLESS = frozenset(
   {
@@ -57,9 +58,9 @@ HARMLESS = frozenset(
     "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
     "finetuning_task", hf_heads.KEY, hf_heads.NO_ANSWER, hf_heads.DROPOUT, "qa_dropout", "seq_classif_dropout",
     "sinusoidal_pos_embds", "tie_weights_", "cache_implementation",
-    # Of MPT, whose positions are ALiBi all the same.
+    # MPT: its positions are ALiBi regardless.
     "init_device", "learned_pos_emb", "norm_type", "verbose",
-    # Of BART, and of how it writes.
+    # BART, and text generation.
     "activation_dropout", "add_bias_logits", "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "early_stopping", "extra_pos_embeddings", "force_bos_token_to_be_generated", "forced_bos_token_id",
     "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beams",
@@ -70,31 +71,32 @@ HARMLESS = frozenset(
 
 
 def family(settings: Settings, where: str) -> Family:
-  """The family that a config.json names.
+  """Returns the family of a config.json.
 
   Raises:
-    UserError: t2t does not know it.
+    UserError: t2t does not support it.
   """
   name = settings.get("model_type")
   if name in _NOT_READ:
     raise UserError(f"{where}: model_type={name!r}: {_NOT_READ[name]}")
   if name not in FAMILIES:
     raise UserError(
-      f"{where}: model_type={name!r}: t2t reads {', '.join(FAMILIES)} (mT5, ByT5, Flan-T5 and UL2 are t5 or mt5)"
+      f"{where}: model_type={name!r}: unsupported. t2t reads {', '.join(FAMILIES)} (mT5, ByT5, Flan-T5 and UL2 are "
+      "t5 or mt5)"
       f"{did_you_mean(str(name), FAMILIES)}"
     )
   return FAMILIES[name]
 
 
 def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
-  """The fields of `TransformerConfig` that a config.json means.
+  """Returns the fields of `TransformerConfig` for a config.json.
 
   Raises:
-    hf_mappings.Unknown: a value that t2t's model cannot have.
+    hf_mappings.Unknown: t2t's model does not support a value.
   """
   for key, values in family.must.items():
     if settings.get(key, values[0]) not in values:
-      raise hf_mappings.Unknown(f"{key}={settings[key]!r}: t2t's model has {values[0]!r}")
+      raise hf_mappings.Unknown(f"{key}={settings[key]!r}: t2t supports only {values[0]!r}")
   for theirs, (ours, _) in family.keys.items():
     _check_number(theirs, settings.get(theirs), ours)
   fields = dict(family.fields)
@@ -102,10 +104,10 @@ def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
   fields |= family.read(settings)
   if family.square:
     if fields["embed_dim"] % fields["num_heads"]:
-      raise hf_mappings.Unknown(f"the width {fields['embed_dim']} is no multiple of its {fields['num_heads']} heads")
+      raise hf_mappings.Unknown(f"the width {fields['embed_dim']} is not a multiple of the {fields['num_heads']} heads")
     fields["head_dim"] = fields["embed_dim"] // fields["num_heads"]
   if fields["tied_logits"] and "init_scale" in fields:
-    # Without a scale of its own a model takes T5's, which scales tied logits, too.
+    # Without init_scale a model gets T5's, which scales tied logits, too.
     fields["init_scale"] = fields["init_scale"] or 0.02
   dtype = settings.get("dtype") or settings.get("torch_dtype")
   return fields | {"dtype": "bfloat16" if dtype == "bfloat16" else "float32"}
@@ -115,46 +117,46 @@ _TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConf
 
 
 def _check_number(key: str, value: Any, ours: str) -> None:
-  """What a key says before it is computed with; how large it may be the model knows, but for numbers without end."""
+  """Checks type and size of a value before it is used; the model checks its own limits."""
   if value is None or _TYPES[ours] not in (int, float):
     return
   if isinstance(value, bool) or not isinstance(value, (int, float)) or (_TYPES[ours] is int and type(value) is not int):
     kind = "whole number" if _TYPES[ours] is int else "number"
-    raise hf_mappings.Unknown(f"{key}={str(value)[:40]!r}: must be a {kind}")
+    raise hf_mappings.Unknown(f"{key}={str(value)[:40]!r}: is not a {kind}")
   if not -_LARGEST <= value <= _LARGEST or (ours.endswith("_layers") and value > _MOST_LAYERS):
-    raise hf_mappings.Unknown(f"{key}={str(value)[:40]}: no model is so large")
+    raise hf_mappings.Unknown(f"{key}={str(value)[:40]}: is too large")
 
 
 def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
-  """The config.json of a model.
+  """Returns the config.json of a model.
 
   Raises:
-    hf_mappings.Unknown: this family has no such model.
+    hf_mappings.Unknown: this family cannot represent the model.
   """
   fields = dataclasses.asdict(model)
   settings = {key: values[0] for key, values in family.must.items()}
   settings |= {theirs: fields[ours] for theirs, (ours, _) in family.keys.items()}
   for theirs, (ours, default) in family.keys.items():
-    if ours == "max_length":  # which only learned positions have
+    if ours == "max_length":  # only learned positions have one
       settings[theirs] = model.max_length or default
   settings |= family.write(fields)
   again = TransformerConfig(**read_fields(family, settings))
   mine, theirs = _that_matter(model), _that_matter(again)
   different = [field for field in mine if mine[field] != theirs[field]]
   if "positions" in different:
-    # What the one kind of positions has, the other has not.
+    # Settings of different kinds of positions are not comparable.
     different = [field for field in different if field not in _OF_POSITIONS]
   if different:
-    shown = [f"config.model.{field}={mine[field]!r} (theirs {theirs[field]!r})" for field in different[:_SHOWN]]
+    shown = [f"config.model.{field}={mine[field]!r} (transformers {theirs[field]!r})" for field in different[:_SHOWN]]
     left = len(different) - _SHOWN
     raise hf_mappings.Unknown(", ".join(shown) + (f" and {left} more" if left > 0 else ""))
   return settings
 
 
 def _that_matter(model: TransformerConfig) -> dict[str, Any]:
-  """The fields that shapes and logits depend on, each in one spelling."""
+  """Returns the fields that determine shapes and logits, in canonical form."""
   fields = dataclasses.asdict(model)
-  # Of heads: convert/hf_heads.py.
+  # convert/hf_heads.py handles heads.
   for name in (
     "attention_init_bias",
     "dropout_rate",
@@ -177,7 +179,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     fields["max_length"] = fields["position_offset"] = 0
   if model.positions != "rotary":
     fields["rotary_base"] = 0.0
-  # Which layers see all: said in several ways.
+  # Two fields describe the global layers in several equivalent ways.
   every, first = model.global_attention_every, model.global_attention_first
   layers = range(model.num_encoder_layers + model.num_decoder_layers)
   sees_all = [i for i in layers if every and i % every == first]
@@ -189,10 +191,10 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
 
 
 def family_of(model: TransformerConfig, where: str) -> Family:
-  """The family that a t2t model belongs to, whatever heads it has.
+  """Returns the family of a t2t model, regardless of its heads.
 
   Raises:
-    UserError: there is none; says why, family by family.
+    UserError: there is none; the message contains the reason for each family.
   """
   reasons: dict[str, str] = {}
   for family in FAMILIES.values():
@@ -207,16 +209,16 @@ def family_of(model: TransformerConfig, where: str) -> Family:
 
 def _none_of_theirs(where: str, reasons: Mapping[str, str]) -> UserError:
   lines = [f"  {model_type}: {reason}" for reason, model_type in reasons.items()]
-  return UserError("\n".join([f"{where}: none of the models of transformers that t2t writes is this one:", *lines]))
+  return UserError("\n".join([f"{where}: no model of transformers that t2t writes matches it:", *lines]))
 
 
 class Written(NamedTuple):
-  """What a t2t model is in transformers.
+  """A t2t model in terms of transformers.
 
   family: its tables.
-  model: with the heads that its class has; others are left out.
-  model_class: theirs.
-  settings: config.json, but for what follows from the vocabulary.
+  model: with the heads of its class; other heads are left out.
+  model_class: of transformers.
+  settings: config.json, except keys that depend on the vocabulary.
   """
 
   family: Family
@@ -226,15 +228,15 @@ class Written(NamedTuple):
 
 
 def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Written:
-  """The family that a t2t model belongs to, its class and its config.json.
+  """Returns family, class and config.json of a t2t model.
 
   Args:
     model: the model.
     where: the checkpoint, for messages.
-    head: the one that is written, see `hf_heads.reduced`.
+    head: head to export, see `hf_heads.reduced`.
 
   Raises:
-    UserError: there is none; names the fields that stand in the way, family by family.
+    UserError: there is none; the message contains the differing fields for each family.
   """
   reasons, of_heads = {}, {}
   for family in FAMILIES.values():
@@ -242,7 +244,7 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
       try:
         settings = write_settings(family, model)
       except hf_mappings.Unknown as error:
-        # What two families have alike stands in the way of both.
+        # The same reason may apply to several families.
         reasons.setdefault(str(error), family.model_type)
         continue
       try:
@@ -255,5 +257,5 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
         )
       except hf_mappings.Unknown as error:
         of_heads.setdefault(str(error), family.model_type)
-  # A family that the model is of, but for a head, is the one that is meant: why it is none of the others helps nobody.
+  # If only heads differ from a family, report only that.
   raise _none_of_theirs(where, of_heads or reasons)

@@ -1,4 +1,4 @@
-"""Heads by name as Hugging Face's model classes have them: which class a model becomes, and what config.json says."""
+"""Mapping of named heads to Hugging Face's model classes and config.json."""
 
 from collections.abc import Collection, Mapping
 import dataclasses
@@ -10,19 +10,19 @@ from t2t.convert.hf_mappings import Family, HeadTask, Settings
 from t2t.convert.lazy_tensors import Foreign
 from t2t.models.config import HeadConfig, TransformerConfig
 
-VOCABULARY = "vocabulary"  # in place of a head's name: that over the vocabulary
-KEY = "t2t_head"  # of config.json: what t2t calls the head, which transformers knows no name of
-NO_ANSWER = "t2t_no_answer"  # and whether a span may be none
-DROPOUT = "t2t_head_dropout"  # and how it is trained, where their class trains it otherwise
-_PARTS = ("kind", "num_classes", "labels", "reads", "layers", "pooler", "bias")  # what logits depend on
+VOCABULARY = "vocabulary"  # name of the head over the vocabulary
+KEY = "t2t_head"  # key of config.json for t2t's name of the head
+NO_ANSWER = "t2t_no_answer"  # key for spans without an answer
+DROPOUT = "t2t_head_dropout"  # key for a dropout that differs from the class
+_PARTS = ("kind", "num_classes", "labels", "reads", "layers", "pooler", "bias")  # fields that determine logits
 
 
 def class_of(family: Family, model: TransformerConfig) -> tuple[str, HeadTask | None]:
-  """The class of theirs that a model is, and its task; "": there is none.
+  """Returns the transformers class of a model, and its task; "": there is none.
 
   Args:
     family: the model's.
-    model: with no more heads than their class has, as `reduced` gives it.
+    model: with at most the heads of one class, as returned by `reduced`.
   """
   if not model.heads:
     return (family.model_class if model.vocabulary_head else family.bare_class), None
@@ -35,31 +35,33 @@ def class_of(family: Family, model: TransformerConfig) -> tuple[str, HeadTask | 
 
 
 def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> TransformerConfig:
-  """The model with the heads that one class of theirs has: over the vocabulary, one by name, or both in pre-training.
+  """Returns the model with the heads of one transformers class: over the vocabulary, one by name, or both in
+  pre-training.
 
   Args:
     family: the model's.
     model: with any heads.
-    chosen: name of a head, or `VOCABULARY`; "": the only one that is not of pre-training, if there is one.
+    chosen: name of a head, or `VOCABULARY`; "": the only head besides pre-training, if there is one.
 
   Raises:
-    hf_mappings.Unknown: they have no such class; or it is not clear which is meant.
+    hf_mappings.Unknown: there is no such class, or the head is ambiguous.
   """
   names = [head.name for head in model.heads]
   if chosen not in ("", VOCABULARY, *names):
-    there = ", ".join(names) or "none by name"
-    raise hf_mappings.Unknown(f"the model has no head {chosen!r}: there are {there}{did_you_mean(chosen, names)}")
+    there = ", ".join(names) or "no named heads"
+    raise hf_mappings.Unknown(f"the model has no head {chosen!r}, only {there}{did_you_mean(chosen, names)}")
   first = [head for head in model.heads if _pretrains(family, model, head)]
   other_heads = [head for head in model.heads if head not in first]
   if chosen in names:
     heads = [head for head in model.heads if head.name == chosen]
   elif not chosen and all(head.kind == "vector" for head in other_heads):
-    heads = first  # a vector is their model without any head, read by who has it
+    heads = first  # a vector head is the model without a head
   else:
     heads = [] if chosen else other_heads or first
   if len(heads) > 1:
     raise hf_mappings.Unknown(
-      f"config.model.heads: {', '.join(head.name for head in heads)}: their models have one; say which with --head"
+      f"config.model.heads: {', '.join(head.name for head in heads)}: transformers supports one. Select it with "
+      "--head NAME."
     )
   keeps = model.vocabulary_head and all(head in first for head in heads)
   if chosen == VOCABULARY and not model.vocabulary_head:
@@ -68,18 +70,19 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
   if class_of(family, reduced_model)[0]:
     return reduced_model
   if not heads:
-    raise hf_mappings.Unknown("config.model.vocabulary_head=False: they have no model without a head")
+    raise hf_mappings.Unknown("config.model.vocabulary_head=False: transformers has no class without a head")
   if heads[0].kind == "vector":
     raise hf_mappings.Unknown(
-      f"config.model.heads: {heads[0].name}: their vectors are those of the model without a head; leave out --head"
+      f"config.model.heads: {heads[0].name}: vectors come from the model without a head. Leave out --head."
     )
   raise hf_mappings.Unknown(
-    f"config.model.heads: {heads[0].name}: t2t writes no class of theirs with a {heads[0].kind} head{leaves_out(model)}"
+    f"config.model.heads: {heads[0].name}: t2t writes no transformers class with a {heads[0].kind} "
+    f"head{leaves_out(model)}"
   )
 
 
 def leaves_out(model: TransformerConfig) -> str:
-  """What a message ends with that says what is wrong with a head."""
+  """Returns the end of a message about an unsupported head."""
   return f"; --head {VOCABULARY} writes the rest" if model.vocabulary_head else ""
 
 
@@ -93,7 +96,7 @@ def _pretrains(family: Family, model: TransformerConfig, head: HeadConfig) -> bo
 
 
 def class_in(family: Family, settings: Settings, names: Collection[str]) -> str:
-  """The class that a folder is of: what config.json says, or what its tensors are; "": the family's own.
+  """Returns the class of a folder, from config.json or its tensors; "": the family's main class.
 
   Args:
     family: of the folder.
@@ -103,7 +106,7 @@ def class_in(family: Family, settings: Settings, names: Collection[str]) -> str:
   class_name = next(iter(settings.get("architectures") or ()), "")
   if class_name in family.tasks or (class_name and class_name == family.bare_class):
     return class_name
-  # Released models of masked tokens have what tells whether a sentence follows another as well.
+  # Published masked language models also contain the next-sentence head.
   for name, task in family.tasks.items():
     if task.pretrains and all(tensor in names for tensor in task.names):
       return name
@@ -111,7 +114,7 @@ def class_in(family: Family, settings: Settings, names: Collection[str]) -> str:
 
 
 def read(family: Family, class_name: str, settings: Settings, dropout_rate: float) -> dict[str, Any]:
-  """The fields of `TransformerConfig` about heads that a folder means.
+  """Returns the fields of `TransformerConfig` about heads.
 
   Args:
     family: of the folder.
@@ -120,7 +123,7 @@ def read(family: Family, class_name: str, settings: Settings, dropout_rate: floa
     dropout_rate: of the model.
 
   Raises:
-    hf_mappings.Unknown: a head that t2t has not.
+    hf_mappings.Unknown: t2t does not support a head.
   """
   task = family.tasks.get(class_name)
   if task is None:
@@ -156,7 +159,7 @@ def _kind(settings: Settings, number: int) -> str:
     return "score"
   if problem != "single_label_classification":
     raise hf_mappings.Unknown(
-      f"problem_type={problem!r} with {number} labels: t2t's heads give one class of several, or one number"
+      f"problem_type={problem!r} with {number} labels: t2t supports single-label classes, or one number"
     )
   return "class"
 
@@ -166,14 +169,16 @@ def _unnamed(number: int) -> tuple[str, ...]:
 
 
 def renamed(foreign: Foreign, name: str) -> Foreign:
-  """A checkpoint whose head has the name of the task that it answers.
+  """Returns a checkpoint with its head renamed, usually to a task.
 
   Raises:
-    UserError: it has none, or several.
+    UserError: it has no head, or several.
   """
   if len(foreign.model.heads) != 1:
     there = ", ".join(head.name for head in foreign.model.heads) or "none"
-    raise UserError(f"--head {name}: is for checkpoints with one head by name; in {foreign.path} there are: {there}")
+    raise UserError(
+      f"--head {name}: needs a checkpoint with one named head, but {foreign.path} has: {there}. Leave it out."
+    )
   (head,) = foreign.model.heads
   model = dataclasses.replace(foreign.model, heads=(dataclasses.replace(head, name=name),))
   old, new = f"heads/{head.name}/", f"heads/{name}/"
@@ -186,15 +191,15 @@ def renamed(foreign: Foreign, name: str) -> Foreign:
 
 
 def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[str, Any]:
-  """What config.json says of the head of a model.
+  """Returns the keys of config.json for the head of a model.
 
   Args:
     family: the model's.
-    model: as `reduced` gives it.
-    hint: what else may be done, for the end of the message.
+    model: as returned by `reduced`.
+    hint: end of the error message.
 
   Raises:
-    hf_mappings.Unknown: theirs is another head; says in what.
+    hf_mappings.Unknown: the head of the class differs.
   """
   _, task = class_of(family, model)
   if task is None:
@@ -214,12 +219,12 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
   again = _read_head(task, settings, model.dropout_rate)
   named = head if head.labels else dataclasses.replace(head, labels=again.labels)
   mine, theirs = (_that_matter(variant, model) for variant in (named, again))
-  different = [f"{key}={mine[key]!r} (theirs {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
+  different = [f"{key}={mine[key]!r} (transformers {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
   if different:
     if theirs["reads"] == "first" and mine["reads"] == "mean":
       hint += (
-        "; heads read the first token where the vocabulary has [CLS]: train one by `t2t vocab train --type wordpiece`,"
-        " and the model with it"
+        "; heads use the first token if the vocabulary has [CLS]: train one by `t2t vocab train --type wordpiece`,"
+        " and train the model with it"
       )
     raise hf_mappings.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
   dropouts = [(variant.drops_inputs, _rate(variant, model)) for variant in (again, head)]
@@ -229,7 +234,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
 
 
 def _implied(kind: str, dropout_rate: float) -> float:
-  """The rate in front of the logits of a head that says none, on a model that has that one."""
+  """Returns the default dropout rate before the logits of a head, for a model with this rate."""
   return 0.0 if kind == "span" else dropout_rate
 
 

@@ -1,11 +1,11 @@
-"""Hugging Face's families: what their config.json says as a `TransformerConfig`, and what they call each parameter.
+"""Hugging Face's model families: mappings of config.json to `TransformerConfig`, and of parameter names.
 
-A family is two tables, and both directions of a conversion read both:
+A family has two tables, used in both directions:
 
-- keys of config.json -> fields of `TransformerConfig`, each with the value that transformers takes where the key is
-  left out, and the keys that must have one value, because t2t's model is made so;
-- their name of a parameter -> ours, or several of ours where they are one matrix there.  `{}` stands for the number of
-  a layer.  Names of parameters that a model does not have are passed over.
+- keys of config.json -> fields of `TransformerConfig`, each with transformers' default; and keys that must have one
+  value, because t2t's model supports no other;
+- name of a parameter in transformers -> path in t2t, or several paths if they are concatenated there.  `{}` stands for
+  the number of a layer.  Parameters that a model lacks are ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,20 +20,20 @@ Settings = Mapping[str, Any]  # a config.json
 
 @dataclasses.dataclass(frozen=True)
 class HeadTask:
-  """A model class of transformers with a head by name.
+  """A model class of transformers with a named head.
 
-  kinds: of that head in t2t; where their config.json tells a class from a number, both.
-  names: their name of a parameter -> ours under heads/NAME.
-  head: its name; "": that of its kind, if config.json does not say another.
-  pretrains: whether the class has the head over the vocabulary as well.
-  num_classes: how many logits, where it is always the same; 0: as many as config.json has labels.
-  labels: what they stand for, where that is always the same.
-  dropout_key: of config.json, the rate in front of the logits; "": there is none.
-  dropout_rate: if the key is left out or null, or there is none; None or below 0: the model's.
+  kinds: of the head in t2t; two if config.json distinguishes a class from a number.
+  names: name of a parameter in transformers -> path under heads/NAME.
+  head: its name; "": its kind, unless config.json gives another.
+  pretrains: whether the class also has the head over the vocabulary.
+  num_classes: fixed number of logits; 0: the number of labels in config.json.
+  labels: fixed labels.
+  dropout_key: key of config.json for the rate before the logits; "": there is none.
+  dropout_rate: default of dropout_key; None or below 0: the model's rate.
   prefix: of the body's names in this class; "": the family's.
   fields: other fields of `HeadConfig`.
-  read: what config.json says of those.
-  write: the keys for that, of a head in which everything is spelled out.
+  read: converts config.json to fields of `HeadConfig`.
+  write: converts a head with explicit fields to keys of config.json.
   """
 
   kinds: tuple[str, ...]
@@ -52,32 +52,32 @@ class HeadTask:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """One model_type of transformers.
+  """A model_type of transformers.
 
   model_type: in config.json.
-  model_class: what the exported folder names as its architecture where tokens have logits, and nothing else has.
-  bare_class: likewise of a model without any head; "": there is none.
-  tasks: their other classes by name.
-  keys: key of config.json -> (field of `TransformerConfig`, value if it is left out).
-  must: key -> values that it may have, the first if it is left out; the model of t2t is that alone.
-  fields: fields of `TransformerConfig` that all models of the family have.
+  model_class: class of an exported model with only a head over the vocabulary.
+  bare_class: class of an exported model without a head; "": there is none.
+  tasks: other classes by name.
+  keys: key of config.json -> (field of `TransformerConfig`, default).
+  must: key -> supported values, the default first.
+  fields: fields of `TransformerConfig` that are the same in all models of the family.
   names: see above.
-  reads: keys besides `keys` and `must` that `read` looks at.
-  prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
-  copies: name -> that of the same tensor, which some checkpoints hold twice.
-  reads_bias_copy: whether transformers 4 reads the copy of two biases that differ, as 5 does.
-  buffers: endings of names of what is no parameter.
-  zeros: names of what is added to their logits, [1, vocab], and ours has not: nothing, then.
-  pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
-  unread: parameters that neither hidden states nor logits depend on; they are left out.
-  constants: our parameters' entries that their model has not -> the value that makes ours the same.
-  ungated: what of a name is another in models whose feed-forward layers have no gate.
-  shares_head: whether an untied head that is left out is the embedding, unscaled (transformers 5 saves T5s so).
-  transposed: whether their matrices are [out, in], as torch's are; ours are [in, out].
+  reads: keys that `read` uses besides `keys` and `must`.
+  prefix: of names in a model with a head; a checkpoint of the bare model has no prefix.
+  copies: name -> name of the same tensor, which some checkpoints contain twice.
+  reads_bias_copy: whether transformers 4 reads the copy of two differing biases, as 5 does.
+  buffers: name endings of buffers, which are not parameters.
+  zeros: names of tensors [1, vocab] added to the logits, which t2t lacks; they must be zero.
+  pooler: name -> path of the same parameter in a class head (`models.heads`); models without a head lack it.
+  unread: parameters that affect neither hidden states nor logits; they are left out.
+  constants: parameters that the transformers model lacks -> equivalent constant in t2t.
+  ungated: replacement in names for feed-forward layers without a gate.
+  shares_head: whether an absent untied head is the unscaled embedding (transformers 5 saves T5 like this).
+  transposed: whether matrices are [out, in], as in torch; t2t's are [in, out].
   square: whether heads * head_dim is the width, so that config.json has no key for head_dim.
-  read: what config.json says beyond `keys`, as fields.
-  write: the keys for that, of fields.
-  notes: what is to be told of a config.json whose model transformers computes otherwise.
+  read: converts keys besides `keys` to fields.
+  write: converts fields to these keys.
+  notes: returns warnings on a config.json that transformers computes differently.
   """
 
   model_type: str
@@ -106,7 +106,7 @@ class Family:
   notes: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
 
 
-# Activations by transformers' names: of a plain and of a gated feed-forward layer.
+# Activations by transformers' names, of plain and gated feed-forward layers.
 PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 GATED = {
   "silu": "gated_silu",
@@ -118,22 +118,22 @@ GATED = {
 
 
 class Unknown(Exception):
-  """A value of config.json, or a field of a model, that has no counterpart; the text says which."""
+  """A value of config.json, or a field of a model, without a counterpart."""
 
 
 def look_up(table: Mapping[str, str], key: str, value: str) -> str:
-  """Our name of their `value` for `key`."""
+  """Returns t2t's name of the transformers `value` for `key`."""
   if value not in table:
-    raise Unknown(f"{key}={value!r}: t2t knows {', '.join(table)}")
+    raise Unknown(f"{key}={value!r}: t2t supports {', '.join(table)}")
   return table[value]
 
 
 def name_of(table: Mapping[str, str], field: str, value: str) -> str:
-  """Their name of our `value` for `field`."""
+  """Returns transformers' name of the t2t `value` for `field`."""
   for theirs, ours in table.items():
     if ours == value:
       return theirs
-  raise Unknown(f"config.model.{field}={value!r}: they have {', '.join(sorted(set(table.values())))}")
+  raise Unknown(f"config.model.{field}={value!r}: transformers supports {', '.join(sorted(set(table.values())))}")
 
 
 # ---- T5, mT5, ByT5, Flan-T5, UL2 -------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ _T5_ACTIVATIONS = {
   "relu": "relu",
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
-  # transformers takes "gated-gelu" for the tanh approximation, "gelu" for the exact one.
+  # In transformers "gated-gelu" is the tanh approximation, and "gelu" the exact one.
   "gated-gelu": "gated_gelu",
   "gated-gelu_new": "gated_gelu",
   "gated-silu": "gated_silu",
@@ -181,7 +181,7 @@ _T5_ACTIVATIONS = {
 
 
 def _t5_activation(settings: Settings) -> str:
-  """The activation, which dense_act_fn and is_gated_act say where they are there, in front of feed_forward_proj."""
+  """Returns the activation; dense_act_fn and is_gated_act take precedence over feed_forward_proj."""
   projection = settings.get("feed_forward_proj", "relu")
   kind, _, name = str(projection).rpartition("-")
   name, is_gated = settings.get("dense_act_fn"), settings.get("is_gated_act", kind == "gated")
@@ -192,9 +192,9 @@ def _t5_activation(settings: Settings) -> str:
 
 
 def _t5_scales(settings: Settings) -> bool:
-  """Whether the logits of the embedding are scaled by 1 / sqrt(embed): T5 1.0 does, and ties them.
+  """Returns whether tied logits are scaled by 1 / sqrt(embed), as in T5 1.0.
 
-  transformers 5 writes it down; before that "tie_word_embeddings" meant both.  Its mT5 never scales.
+  transformers 5 has a key for it; before, "tie_word_embeddings" implied it.  Its mT5 never scales.
   """
   if settings.get("model_type") == "mt5":
     return False
@@ -212,8 +212,8 @@ def _read_t5(settings: Settings) -> dict[str, Any]:
 
 def _write_t5(fields: Settings) -> dict[str, Any]:
   if fields["tied_logits"] and fields["init_scale"]:
-    raise Unknown(f"config.model.init_scale={fields['init_scale']}: T5 scales logits of the embedding, this model not")
-  if fields["mlp_activation"] == "gated_gelu_exact":  # which feed_forward_proj alone does not say
+    raise Unknown(f"config.model.init_scale={fields['init_scale']}: T5 scales tied logits, this model does not")
+  if fields["mlp_activation"] == "gated_gelu_exact":  # feed_forward_proj cannot express it
     activation = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}
   else:
     activation = {"feed_forward_proj": name_of(_T5_ACTIVATIONS, "mlp_activation", fields["mlp_activation"])}
@@ -250,7 +250,7 @@ T5 = Family(
     "decoder.embed_tokens.weight": "shared.weight",
     "lm_head.weight": "shared.weight",
   },
-  # Some old checkpoints hold a table that no layer reads.
+  # Some old checkpoints contain an unused table.
   unread=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
   ungated=(".DenseReluDense.wi_1.", ".DenseReluDense.wi."),
   shares_head=True,
@@ -258,7 +258,7 @@ T5 = Family(
   write=_write_t5,
 )
 
-# transformers' own defaults differ.
+# transformers' defaults differ.
 _MT5_DEFAULTS = {"vocab_size": 250_112, "num_heads": 6, "d_ff": 1024, "num_layers": 8}
 MT5 = dataclasses.replace(
   T5,

@@ -1,6 +1,6 @@
-"""The vocabulary of a Hugging Face folder, and the tokenizer files of one that is written.
+"""Reads the vocabulary of a Hugging Face folder, and writes the tokenizer files of an exported one.
 
-What is read here is how large a vocabulary is, without TensorFlow; `t2t.data.vocabularies` makes ids of texts.
+This module determines the size of a vocabulary without TensorFlow; `t2t.data.vocabularies` tokenizes.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ _SPACE = "▁"
 _T5 = ("t5", "mt5")
 _BYT5_EXTRA_IDS = 125
 _MOST_EXTRA_IDS = 1_000_000
-_LENGTH, _NO_LENGTH = "model_max_length", 10**9  # transformers writes 10^30 where there is none
+_LENGTH, _NO_LENGTH = "model_max_length", 10**9  # transformers writes 10^30 for no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class HfVocabulary:
-  """What a folder's tokenizer files say.
+  """Description of a folder's tokenizer files.
 
-  spec: what `t2t.data.vocabularies.load` takes; "": there is none.
-  extra_ids: sentinels behind its own ids.
-  size: ids, sentinels included.
-  is_shifted: whether there are pieces alone whose ids are not the model's (XLM-R's count four of its own first).
-  keeps_case: whether it has only small letters, as ALBERT's, and does not make them of capitals.
+  spec: argument of `t2t.data.vocabularies.load`; "": there is none.
+  extra_ids: number of sentinels after its own ids.
+  size: number of ids, including sentinels.
+  is_shifted: whether the file's ids are not the model's (XLM-R has four own ids first).
+  keeps_case: whether it has only lower-case pieces, as ALBERT's, but does not lower-case text.
   """
 
   spec: str
@@ -45,24 +45,24 @@ class HfVocabulary:
   keeps_case: bool = False
 
 
-# ---- From them -------------------------------------------------------------------------------------------------------
+# ---- Import ----------------------------------------------------------------------------------------------------------
 
 
 def vocabulary_in(folder: epath.Path, settings: Settings) -> HfVocabulary:
-  """The vocabulary in a Hugging Face folder.
+  """Returns the vocabulary in a Hugging Face folder.
 
   Args:
-    folder: that of the checkpoint.
+    folder: of the checkpoint.
     settings: its config.json.
 
   Raises:
-    UserError: a file that cannot be read.
+    UserError: a file cannot be read.
   """
   path = folder / vocabulary_files.SETTINGS
   tokenizer_settings = safe_read.read_json(path) if path.exists() else {}
   if "ByT5Tokenizer" in (tokenizer_settings.get("tokenizer_class"), settings.get("tokenizer_class")):
-    # As published its sentinels are the last bytes, and what its tokenizer calls <extra_id_0>, ... was not trained on.
-    # Another number of those is what `_bytes` wrote.
+    # In published models the last bytes are the sentinels, and the tokenizer's <extra_id_0>, ... are untrained.
+    # `_bytes` writes another number of them.
     extra_ids = _num_listed(tokenizer_settings, path) or _extra_ids(tokenizer_settings, path, _BYT5_EXTRA_IDS)
     extra_ids = 0 if extra_ids == _BYT5_EXTRA_IDS else extra_ids
     return HfVocabulary("bytes", extra_ids, vocab_override.BYTES + extra_ids)
@@ -75,7 +75,7 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> HfVocabulary:
     return HfVocabulary(str(path), 0, size)
   extra_ids = _num_listed(tokenizer_settings, settings_path)
   if path.suffix == ".model" and not extra_ids:
-    # Not said: a T5 has 100, if there are rows for them.
+    # By default a T5 has 100 sentinels, if the embedding has rows for them.
     usual = 100 if settings.get("model_type") in _T5 and size + 100 <= settings.get("vocab_size", 32_128) else 0
     extra_ids = _extra_ids(tokenizer_settings, settings_path, usual)
   alone = path.suffix == ".model" and not (folder / "tokenizer.json").exists()
@@ -84,15 +84,15 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> HfVocabulary:
 
 
 def longest_in(folder: epath.Path) -> int:
-  """Returns the number of tokens that a folder's tokenizer cuts texts to; 0 if it names none."""
+  """Returns the maximum length of a folder's tokenizer; 0 if it has none."""
   path = folder / vocabulary_files.SETTINGS
   length = safe_read.read_json(path).get(_LENGTH) if path.exists() else None
   return length if type(length) is int and 0 < length <= _NO_LENGTH else 0
 
 
 _BY_JSON = (
-  "t2t reads text as they do from a tokenizer.json, which transformers'"
-  " AutoTokenizer.from_pretrained(...).save_pretrained(...) writes; give that with --vocabulary"
+  "to tokenize as transformers does, t2t needs a tokenizer.json: write it by"
+  " AutoTokenizer.from_pretrained(...).save_pretrained(...), and give it with --vocabulary"
 )
 
 
@@ -100,22 +100,23 @@ def _extra_ids(tokenizer_settings: Mapping[str, Any], path: epath.Path, usual: i
   extra_ids = tokenizer_settings.get("extra_ids", usual)
   if type(extra_ids) is not int or not 0 <= extra_ids <= _MOST_EXTRA_IDS:
     raise UserError(
-      f"{path}: extra_ids is {str(extra_ids)[:40]!r}; it must be a number of sentinels, as {_BYT5_EXTRA_IDS}"
+      f"{path}: extra_ids={str(extra_ids)[:40]!r} is not a number of sentinels. Set it, for example to "
+      f"{_BYT5_EXTRA_IDS}."
     )
   return extra_ids
 
 
 def _num_listed(tokenizer_settings: Mapping[str, Any], path: epath.Path) -> int:
-  """How many sentinels a tokenizer_config.json adds; where they stand depends on the version of transformers."""
+  """Returns the number of sentinels that a tokenizer_config.json adds; their key depends on the version of
+  transformers.
+  """
   try:
     added = tokenizer_settings.get("added_tokens_decoder") or {}
     listed = {str(token["content"]) for token in added.values()}
     for key in ("additional_special_tokens", "extra_special_tokens"):
       listed |= {str(token) for token in tokenizer_settings.get(key) or []}
   except (TypeError, AttributeError, LookupError) as error:
-    raise UserError(
-      f"{path}: its added tokens are not as transformers writes them ({error!r}); copy it again"
-    ) from error
+    raise UserError(f"{path}: its added tokens have an unknown format ({error!r}). Copy the file again.") from error
   return sum(vocabulary_files.SENTINEL.fullmatch(token) is not None for token in listed)
 
 
@@ -124,51 +125,53 @@ def _ids(path: epath.Path) -> dict[str, int]:
     return vocabulary_files.ids_of(path)
   except UserError:
     raise
-  except Exception as error:  # each library raises something else
+  except Exception as error:  # each library raises another class
     if path.suffix == ".model":
-      raise UserError(f"{path}: not a SentencePiece model ({error})") from error
+      raise UserError(f"{path}: is not a SentencePiece model ({error}). Download it again.") from error
     if path.name == "tokenizer.json":
-      raise UserError(f"{path}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
-    raise UserError(f"{path}: cannot be read as {path.suffix[1:].upper()} ({error})") from error
+      raise UserError(
+        f"{path}: tokenizers {tokenizers.__version__} cannot read it: {error}. Download it again, or upgrade "
+        "tokenizers."
+      ) from error
+    raise UserError(f"{path}: is not valid {path.suffix[1:].upper()} ({error}). Download it again.") from error
 
 
 def check(vocabulary: HfVocabulary, rows: int, named: epath.Path) -> list[str]:
-  """What is to be told of a vocabulary and an embedding of so many rows.
+  """Returns notes on a vocabulary and an embedding with this number of rows.
 
   Raises:
     UserError: there are ids without a row.
   """
   if vocabulary.is_shifted:
     return [
-      f"the ids of {vocabulary_files.SHIFTED} are not the model's, which count XLM-R's own four first: {_BY_JSON}"
+      f"the ids of {vocabulary_files.SHIFTED} differ from the model's, which has XLM-R's four own ids first: {_BY_JSON}"
     ]
   if not vocabulary.spec:
-    return ["no vocabulary lies beside it: t2t needs one to read text; give it with --vocabulary"]
+    return ["there is no vocabulary beside it: give the one that it was trained with by --vocabulary"]
   if vocabulary.size > rows:
     raise UserError(
-      f"{named}: its tokenizer does not match its embedding: {vocabulary.size:,} ids ({vocabulary.extra_ids} sentinels"
-      f" included) in {vocabulary.spec}, {rows:,} rows"
+      f"{named}: its tokenizer has more ids than its embedding has rows: {vocabulary.size:,} ids "
+      f"({vocabulary.extra_ids} sentinels"
+      f" included) in {vocabulary.spec}, {rows:,} rows. Give the matching one with --vocabulary."
     )
   text = f"vocabulary: {vocabulary.size:,} ids ({vocabulary.extra_ids} sentinels included), {rows:,} rows"
   padding = rows - vocabulary.size
-  notes = [f"{text}: the last {padding:,} rows are padding, and are kept as they are" if padding else text]
+  notes = [f"{text}: the last {padding:,} rows are padding, and are kept" if padding else text]
   if vocabulary.keeps_case:
-    notes.append(
-      f"{vocabulary.spec} knows no capitals, of which their AlbertTokenizer makes small letters first: {_BY_JSON}"
-    )
+    notes.append(f"{vocabulary.spec} has no capitals, and only their AlbertTokenizer lower-cases text: {_BY_JSON}")
   return notes
 
 
-# ---- To them ---------------------------------------------------------------------------------------------------------
+# ---- Export ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-  """What is written beside the weights.
+  """Files beside the exported weights.
 
   content: name of a file -> its bytes.
-  ids: for config.json and generation_config.json.
-  notes: what the user must be told.
+  ids: special ids for config.json and generation_config.json.
+  notes: messages for the user.
   """
 
   content: dict[str, bytes]
@@ -177,15 +180,15 @@ class Files:
 
 
 def files(foreign: Foreign, family: Family) -> Files:
-  """The tokenizer files of a t2t model's vocabulary, for transformers' AutoTokenizer.
+  """Returns the tokenizer files of a t2t model's vocabulary, for transformers' AutoTokenizer.
 
   Raises:
-    UserError: the vocabulary cannot be read, or is not one that the family can have.
+    UserError: the vocabulary cannot be read, or the family does not support it.
   """
   if not foreign.vocabulary:
     ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1} if family.model_type in _T5 else {}
-    return Files({}, ids, ["no vocabulary lies beside the checkpoint, so no tokenizer was written"])
-  # TensorFlow is loaded only here, where a vocabulary is really read.
+    return Files({}, ids, ["there is no vocabulary beside the checkpoint, so no tokenizer was written"])
+  # Import TensorFlow only if there is a vocabulary.
   from t2t.data import special_tokens, vocabularies
 
   vocabulary = vocabularies.load(foreign.vocabulary, extra_ids=foreign.extra_ids)
@@ -205,7 +208,7 @@ def files(foreign: Foreign, family: Family) -> Files:
     return _bytes(sentinels, ids, mask_id, length, has_types=foreign.model.segment_types > 1)
   path = epath.Path(foreign.vocabulary)
   texts = vocabularies.token_texts(vocabulary)
-  # A vocabulary without a mask of its own hides tokens by its first sentinel.
+  # Without a mask token the first sentinel is the mask.
   token_ids = {kind: ids.get(f"{kind}_token_id") for kind in ("pad", "bos", "eos", "cls", "sep")}
   token_ids |= {"mask": mask_id, "unk": getattr(vocabulary, "unk_id", None)}
   special: dict[str, Any] = {
@@ -219,14 +222,14 @@ def files(foreign: Foreign, family: Family) -> Files:
   if foreign.model.kind.is_decoder_only and foreign.model.heads:
     begins = " ".join(texts[i] for i in frame.ids.begin)
     tokenizer_files.notes.append(
-      f"what heads read starts with {begins}, and texts are parted by {texts[vocabulary.eos_id]}: write both before you"
-      " give text to their tokenizer"
+      f"inputs of heads start with {begins}, and {texts[vocabulary.eos_id]} separates texts: add both yourself before"
+      " calling the tokenizer"
     )
   return tokenizer_files
 
 
 def _longest(foreign: Foreign) -> dict[str, int]:
-  """The number of tokens that a tokenizer cuts texts to: the model's positions, or the length of training texts."""
+  """Returns the tokenizer's maximum length: the model's positions, or the length of training texts."""
   model = foreign.model
   longest = model.max_length or foreign.lengths.get(
     "targets_length" if model.kind.is_decoder_only else "inputs_length", 0
@@ -236,10 +239,10 @@ def _longest(foreign: Foreign) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Frame:
-  """What stands around the texts that a model reads.
+  """Special tokens around the texts of a model's input.
 
   ids: `t2t.data.special_tokens.Framing`.
-  has_types: whether the model tells the second text from the first.
+  has_types: whether the model has token types for two texts.
   """
 
   ids: Any
@@ -247,11 +250,11 @@ class _Frame:
 
   @property
   def features(self) -> dict[str, list[str]]:
-    """What a tokenizer gives: token types only where the model takes them."""
+    """Features of the tokenizer: token types only if the model uses them."""
     return {"model_input_names": ["input_ids", *(["token_type_ids"] if self.has_types else []), "attention_mask"]}
 
   def put_around(self, tokenizer: tokenizers.Tokenizer) -> None:
-    """Has a tokenizer do so of one text and of two."""
+    """Makes a tokenizer add the tokens to one text and to two."""
     named = lambda ids, kind: [f"{tokenizer.id_to_token(i)}:{kind}" for i in ids]
     last = int(self.has_types)
     begin, between, end = named(self.ids.begin, 0), named(self.ids.between, 0), self.ids.end
@@ -262,7 +265,7 @@ class _Frame:
     )
 
 
-# Any tokenizer.json.
+# Class of any tokenizer.json.
 _FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
@@ -276,8 +279,8 @@ def _bytes(
   settings: dict[str, Any] = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": len(sentinels), **length}
   notes = []
   if mask_id is not None:
-    # Theirs counts sentinels up; of bytes alone the last is the mask, which no text in UTF-8 has.  Each has its id
-    # here, for a token that is named as the mask would come before the others.
+    # transformers counts sentinels up; for bytes the mask is the last sentinel, which never occurs in UTF-8. Each gets
+    # its id explicitly, because a token named as the mask would otherwise come first.
     settings["mask_token"] = f"<extra_id_{len(sentinels) - 1}>" if sentinels else "<mask>"
     added = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     names = {mask_id + 1 - len(sentinels) + i: name for i, name in enumerate(sentinels)} or {mask_id: "<mask>"}
@@ -285,11 +288,11 @@ def _bytes(
   if sentinels:
     notes = [
       f"the {len(sentinels)} sentinels count down from the last id; ByT5's tokenizer of transformers counts its"
-      " <extra_id_0>, ... up from 259: write ids, not names"
+      " <extra_id_0>, ... up from 259: use ids, not names"
     ]
   if has_types:
     notes.append(
-      "ByT5's tokenizer of transformers returns no token_type_ids: of a pair of texts, give 1 for each token of the"
+      "ByT5's tokenizer of transformers returns no token_type_ids: for a pair of texts, set 1 for each token of the"
       " second yourself"
     )
   return Files(_settings_file(**settings), ids, notes)
@@ -303,10 +306,10 @@ def _subwords(
   ids: dict[str, int],
   special: Mapping[str, Any],
 ) -> Files:
-  """Of a `t2t.data.vocabularies.subwords.SubwordVocabulary`."""
+  """Returns the files of a `t2t.data.vocabularies.subwords.SubwordVocabulary`."""
   content = {file.name: file.read_bytes() for file in vocabulary.files}
   saved_settings = json.loads(content.pop(vocabulary_files.SETTINGS, b"{}"))
-  # As transformers calls them.
+  # Names in transformers.
   renamed = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
   ends = (*renamed, "vocab.json", "merges.txt")
   named = {}
@@ -316,13 +319,13 @@ def _subwords(
   if "vocab.json" in named:
     classes = {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}
     settings = {"tokenizer_class": classes.get(family.model_type, "GPT2Tokenizer")}
-    # Transformers 5 makes tokens without these of a vocab.json: RoBERTa's <mask> takes the space before it, too.
+    # transformers 5 would create these tokens without the flags: RoBERTa's <mask> also takes the space before it.
     if strips := _stripping(vocabulary.tokenizer):
       settings["added_tokens_decoder"] = strips
   else:
     tokenizer_json, settings = vocabulary.tokenizer.to_str(), _FAST | frame.features
     if any(name.endswith(".txt") for name in named):
-      # Theirs makes all letters small unless it is told.
+      # BertTokenizer lower-cases by default.
       lower = json.loads(tokenizer_json)["normalizer"]["lowercase"]
       settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
     else:
@@ -335,19 +338,17 @@ def _subwords(
     _LENGTH, _NO_LENGTH
   ):
     del saved_settings[_LENGTH]
-  if isinstance(
-    saved_settings.get("extra_special_tokens"), list
-  ):  # transformers 5 writes it so, and 4 does not read it
+  if isinstance(saved_settings.get("extra_special_tokens"), list):  # format of transformers 5, which 4 does not read
     saved_settings["additional_special_tokens"] = saved_settings.pop("extra_special_tokens")
   settings |= dict(special) | saved_settings
   if sentinels:
-    # Behind the file's own ids in this order: the last id is <extra_id_0>.
+    # After the file's own ids, in this order: the last id is <extra_id_0>.
     settings["additional_special_tokens"] = sentinels[::-1]
   return Files(named | _settings_file(**settings), ids)
 
 
 def _stripping(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
-  """The special tokens that take the spaces beside them, by id, as a tokenizer_config.json lists them."""
+  """Returns the special tokens that absorb adjacent spaces, by id, as in tokenizer_config.json."""
   flags = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
   added = tokenizer.get_added_tokens_decoder().items()
   return {str(i): {flag: getattr(token, flag) for flag in flags} for i, token in added if token.lstrip or token.rstrip}
@@ -370,10 +371,10 @@ def _pieces(
     return Files({"spiece.model": path.read_bytes()} | _settings_file(**settings, **special), ids)
   if trained.bos_id >= 0:
     special |= {"bos_token": proto.pieces[trained.bos_id].piece}
-  # Behind the model's own ids in this order: the last id is <extra_id_0>.
+  # After the model's own ids, in this order: the last id is <extra_id_0>.
   settings = _FAST | frame.features | ({"additional_special_tokens": sentinels[::-1]} if sentinels else {})
   tokenizer = _fast(proto, sentinels)
-  # As the model was trained; a decoder without BOS in its vocabulary reads text as it is.
+  # As in training; a decoder without BOS in its vocabulary gets text without special tokens.
   if not ARCHITECTURES[family.fields["architecture"]].is_decoder_only or trained.bos_id >= 0:
     frame.put_around(tokenizer)
   content = {"spiece.model": path.read_bytes(), "tokenizer.json": tokenizer.to_str().encode()}
@@ -381,9 +382,9 @@ def _pieces(
 
 
 def _fast(proto: sentencepiece_model_pb2.ModelProto, sentinels: list[str]) -> tokenizers.Tokenizer:
-  """A SentencePiece model as the library of tokenizers has it, which transformers reads as it is.
+  """Converts a SentencePiece model to the tokenizers library, without a conversion in transformers.
 
-  Its own conversions leave out the first space of a text that starts with one.
+  The library's own conversions drop the first space of a text that starts with one.
   """
   trained, spec = proto.trainer_spec, proto.normalizer_spec
   if trained.model_type == trained.UNIGRAM:
@@ -412,7 +413,7 @@ def _fast(proto: sentencepiece_model_pb2.ModelProto, sentinels: list[str]) -> to
 
 
 def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
-  """The pairs of pieces that make a piece, the likeliest piece first."""
+  """Returns the merges that make each piece, the likeliest piece first."""
   scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)}
   order = {piece.piece: i for i, piece in enumerate(proto.pieces)}
   merges = []

@@ -1,4 +1,4 @@
-"""Hugging Face's folders, config.json and safetensors, as t2t models and back; hf_mappings.py has the tables."""
+"""Imports and exports Hugging Face folders, config.json and safetensors; hf_mappings.py has the tables."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -23,13 +23,13 @@ from t2t.storage import gcs, safe_read, vocabulary_files
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_BLOCK = 1 << 25  # bytes of two tensors that are compared at a time
+_BLOCK = 1 << 25  # bytes of each of two tensors per comparison
 
 
 def is_huggingface(path: str) -> bool:
-  """Whether a Hugging Face folder is at `path`: weights of theirs, or a config.json that names a model_type.
+  """Returns whether a Hugging Face folder is at `path`: its weights, or a config.json with a model_type.
 
-  A file by a name of their weights is said to be one, so that `open_foreign` tells what to give instead.
+  A file named like Hugging Face weights counts, too, so that `open_foreign` can print the right path.
   """
   folder = gcs.absolute(path)
   if not folder.is_dir():
@@ -53,13 +53,13 @@ def _pickles(folder: epath.Path) -> list[epath.Path]:
 
 @dataclasses.dataclass(frozen=True)
 class TensorMapping:
-  """Where one of their tensors is in t2t's model.
+  """A Hugging Face tensor in terms of t2t's model.
 
-  ours: the parameters that it consists of, side by side in their last axis; of none it is zero.
+  ours: the parameters concatenated in it, along their last axis; empty for a zero tensor.
   widths: of each, in that axis.
-  layer: which layer's; None: the parameters are not stacked.
-  shape: theirs.
-  transposed: whether theirs is [out, in].
+  layer: number of the layer; None: the parameters are not stacked.
+  shape: in Hugging Face.
+  transposed: whether it is [out, in].
   """
 
   ours: tuple[str, ...]
@@ -69,13 +69,13 @@ class TensorMapping:
   transposed: bool
 
   def ours_of(self, value: np.ndarray, index: int) -> np.ndarray:
-    """The part of their tensor that is `ours[index]`, as ours lies."""
+    """Returns the part of a Hugging Face tensor for `ours[index]`, in t2t's layout."""
     value = value.T if self.transposed else value
     begin = sum(self.widths[:index])
     return value[..., begin : begin + self.widths[index]]
 
   def theirs_of(self, values: Iterable[np.ndarray]) -> np.ndarray:
-    """Their tensor, of all of ours."""
+    """Returns the Hugging Face tensor for all of `ours`."""
     values = list(values)
     if not values:
       return np.zeros(self.shape, np.float32)
@@ -83,17 +83,17 @@ class TensorMapping:
     return value.T if self.transposed else value
 
 
-# Their rows are ids, positions or buckets, as ours.
+# Their rows are ids, positions or buckets in both formats.
 _TABLES = ("embed/table", "embed/positions", "embed/segments", "encoder/position_bias/table")
 _TABLES += ("decoder/position_bias/table", "decoder/embed/positions")
 
 
 def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]:
-  """Each of their tensors -> what it is in t2t's model; those of a stack's layers one after another."""
+  """Returns Hugging Face tensor -> mapping to t2t's model, with the layers of a stack in order."""
   known, mappings = expected(model), {}
   _, task = hf_heads.class_of(family, model)
   of_head = {name: f"heads/{model.heads[0].name}/{ours}" for name, ours in task.names.items()} if task else {}
-  # Two parameters of ours may have one name of theirs, in models of several kinds; none has both.
+  # Two t2t parameters may share a Hugging Face name in different kinds of models, but no model has both.
   for name, ours in (*family.names.items(), *of_head.items()):
     ours = (ours,) if isinstance(ours, str) else ours
     if ours[0] not in known:
@@ -111,29 +111,31 @@ def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]
   return {name: mapping for name, mapping in mappings.items() if name not in family.constants}
 
 
-# ---- From them -------------------------------------------------------------------------------------------------------
+# ---- Import ----------------------------------------------------------------------------------------------------------
 
 
 def open_foreign(path: str, *, where: str = "") -> Foreign:
-  """A Hugging Face folder as a t2t model; headers are read, no tensors.
+  """Opens a Hugging Face folder as a t2t model; reads headers, but no tensors.
 
   Args:
     path: the folder, local or gs://.
-    where: what the user named it with, for messages.
+    where: the option or key of the path, for messages.
 
   Raises:
-    UserError: it cannot be read: no config.json, another model_type, a value of the config that t2t's model cannot
-      have, pickled weights, a file that was cut off, tensors that are missing, unknown or of another shape, or a
-      vocabulary that is larger than the embedding.
+    UserError: it cannot be read: no config.json, another model_type, an unsupported value of the config, pickled
+      weights, a truncated file, tensors that are missing, unknown or of another shape, or a vocabulary larger than the
+      embedding.
   """
   folder = gcs.absolute(path)
   named = epath.Path(f"{where}{folder}")
   if not folder.is_dir() and _is_weights(folder):
     if folder.name.endswith(".safetensors"):
-      raise UserError(f"{named}: give its folder, in which config.json says what these weights are")
+      raise UserError(f"{named}: is a file. Give its folder, which must contain config.json.")
     raise _pickled(named, folder.parent, folder.name)
   if not (folder / _CONFIG).exists():
-    raise UserError(f"{named}: no config.json there; give the folder that `save_pretrained` wrote, or a download of it")
+    raise UserError(
+      f"{named}: contains no config.json. Give the folder that `save_pretrained` wrote, or a download of it."
+    )
   settings = safe_read.read_json(folder / _CONFIG)
   _check_types(settings, f"{named}/{_CONFIG}")
   family = settings_lib.family(settings, str(named))
@@ -147,22 +149,22 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
     if family.shares_head and settings.get("tie_word_embeddings") and not fields["tied_logits"]:
       notes.append(
-        "tie_word_embeddings=True, but the logits are not scaled: so transformers 5 reads it; transformers 4 scales"
-        " them, and takes the embedding in place of lm_head.weight"
+        "tie_word_embeddings=True, but the logits are not scaled, as in transformers 5; transformers 4 scales"
+        " them, and uses the embedding in place of lm_head.weight"
       )
     fields |= hf_heads.read(family, class_name, settings, fields.get("dropout_rate", 0.0))
     model = TransformerConfig(**fields)
   except (hf_mappings.Unknown, UserError) as error:
     raise UserError(f"{named}/{_CONFIG}: {error}") from error
-  # What a family reads has a type in each of its keys; what else is raised is of a value that has another.
+  # The types of a family's keys are checked; other errors come from a value of a wrong type.
   except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-    raise UserError(f"{named}/{_CONFIG}: a value is of no use where it stands ({error}); download it again") from error
+    raise UserError(f"{named}/{_CONFIG}: a value has a wrong type ({error}). Download the file again.") from error
   wanted = places(family, model)
   pooler = _pooler(family, model, entries, named)
   entries = {name: entry for name, entry in entries.items() if name in wanted or name not in family.pooler}
   if pooler and not wanted.keys() & family.pooler.keys():
     notes.append(
-      f"only a model with a class head has a pooler: {', '.join(family.pooler)} are left behind, and taken where a"
+      f"only models with a class head have a pooler: {', '.join(family.pooler)} are left behind, and are taken if a"
       " run with config.model.heads starts from this folder (config.init.checkpoint)"
     )
   entries = _without_copies(family, entries, wanted, named, notes)
@@ -173,11 +175,11 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   compare(str(named), shapes, {name: mapping.shape for name, mapping in wanted.items()}, hint=hint)
   unknown = sorted(set(settings) - set(family.keys) - set(family.must) - set(family.reads) - settings_lib.HARMLESS)
   if unknown:
-    notes.append(f"config.json: keys that t2t does not know: {', '.join(unknown)}")
+    notes.append(f"config.json: unknown keys: {', '.join(unknown)}")
   if settings.get("decoder_start_token_id") not in (0, None):
     notes.append(
-      f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS, and puts"
-      " none before what the encoder reads: it writes as well as the released model once it is fine-tuned so"
+      f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS, and adds"
+      " none to the encoder's inputs: fine-tune the model to get the quality of the published one"
     )
   vocabulary = hf_tokenizer.vocabulary_in(folder, settings)
   notes += hf_tokenizer.check(vocabulary, model.vocab_size, named)
@@ -198,7 +200,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
 
 
 def _table(settings: Settings, where: str) -> Mapping[str, Any]:
-  """Returns the table that `save` wrote beside the model's own keys; {} of a folder without one."""
+  """Returns the table that `save` wrote beside the model's keys; {} without one."""
   if not (saved := settings.get(DataConfig.EXPORTED_TABLE)):
     return {}
   from t2t.data.tables.spec import from_dict
@@ -207,39 +209,50 @@ def _table(settings: Settings, where: str) -> Mapping[str, Any]:
 
 
 def _check_types(settings: Settings, where: str) -> None:
-  """What is read before the family, or after it, and would be of no use as anything else."""
+  """Checks the keys that are read before or after the family's."""
   classes, positions = settings.get("architectures") or [], settings.get("n_positions") or 0
   if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-    raise UserError(f"{where}: architectures={str(classes)[:40]}: must be a list of names of classes")
+    raise UserError(
+      f"{where}: architectures={str(classes)[:40]}: is not a list of class names. Download the file again."
+    )
   if type(positions) is not int or positions < 0:
-    raise UserError(f"{where}: n_positions={str(positions)[:40]!r}: must be a number of positions")
+    raise UserError(
+      f"{where}: n_positions={str(positions)[:40]!r}: is not a number of positions. Download the file again."
+    )
   if not isinstance(settings.get("model_type", ""), str):
-    raise UserError(f"{where}: model_type={str(settings['model_type'])[:40]}: must be a name, as t5")
+    raise UserError(f"{where}: model_type={str(settings['model_type'])[:40]}: is not a name. Give one, for example t5.")
 
 
 def _entries(folder: epath.Path, named: epath.Path) -> dict[str, TensorEntry]:
-  """Every tensor of a folder's files.
+  """Returns every tensor of a folder's files.
 
   Raises:
-    UserError: a file or a tensor is missing; or two files differ in a tensor, or in which tensors there are.
+    UserError: a file or a tensor is missing; or two files differ.
   """
   index, single = folder / _INDEX, folder / _WEIGHTS
   if index.exists():
     weight_map = safe_read.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-      raise UserError(f"{named}: {_INDEX}: has no weight_map, which says in which file a tensor is; download it again")
+      raise UserError(f"{named}: {_INDEX}: has no weight_map with the file of each tensor. Download it again.")
     files = sorted({*map(str, weight_map.values())})
     outside = [name for name in files if not vocabulary_files.is_own(name)]
     if outside:
-      raise UserError(f"{named}: {_INDEX} names {outside[0]!r}, which is no file of this folder; download it again")
+      raise UserError(
+        f"{named}: {_INDEX} refers to {outside[0]!r}, which is not a file of this folder. Download it again."
+      )
     absent = [name for name in files if not (folder / name).exists()]
     if absent:
-      raise UserError(f"{named}: {_INDEX} names {len(files)} files; missing: {', '.join(absent)}")
+      raise UserError(
+        f"{named}: {_INDEX} refers to {len(files)} files, but these are missing: {', '.join(absent)}. Download them."
+      )
     shards = [safetensors.read_header(folder / file) for file in files]
     tensor_entries = _merged((pair for shard in shards for pair in shard.items()), named)
     lost = sorted(set(weight_map) - set(tensor_entries))
     if lost:
-      raise UserError(f"{named}: {_INDEX} says that {lost[0]} is in {weight_map[lost[0]]}, which does not have it")
+      raise UserError(
+        f"{named}: {_INDEX} refers to {lost[0]} in {weight_map[lost[0]]}, which does not contain it. Download both "
+        "again."
+      )
     if single.exists() and _WEIGHTS not in files:
       _check_same_weights(tensor_entries, safetensors.read_header(single), named)
     return tensor_entries
@@ -248,11 +261,11 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, TensorEntry]:
   pickles = _pickles(folder)
   if pickles:
     raise _pickled(named, folder, pickles[0].name)
-  raise UserError(f"{named}: no weights there; looked for {_WEIGHTS} and {_INDEX}")
+  raise UserError(f"{named}: contains no weights; looked for {_WEIGHTS} and {_INDEX}. Download them.")
 
 
 def _merged(pairs: Iterable[tuple[str, TensorEntry]], named: epath.Path) -> dict[str, TensorEntry]:
-  """The tensors by name.
+  """Returns the tensors by name.
 
   Raises:
     UserError: two different tensors have one name.
@@ -263,7 +276,7 @@ def _merged(pairs: Iterable[tuple[str, TensorEntry]], named: epath.Path) -> dict
     if not _same(previous, entry):
       sides = [f"{duplicate.name} of {duplicate.path.name}" for duplicate in (previous, entry)]
       raise UserError(
-        f"{named}: two different tensors are called {name}: {sides[0]} and {sides[1]}; take out the wrong one"
+        f"{named}: two different tensors have the name {name}: {sides[0]} and {sides[1]}. Remove the wrong one."
       )
   return merged
 
@@ -274,31 +287,31 @@ def _check_same_weights(
   """Compares the two sets of weights of a folder that has both.
 
   Raises:
-    UserError: they are not the same.
+    UserError: they differ.
   """
   different = sorted(name for name in shards.keys() | single.keys() if name not in shards or name not in single)
   different = different or [name for name in shards if not _same(shards[name], single[name])]
   if different:
     raise UserError(
-      f"{named}: {_WEIGHTS} and the files of {_INDEX} differ in {different[0]}; transformers reads {_WEIGHTS} alone."
-      " Remove the one that is out of date"
+      f"{named}: {_WEIGHTS} and the files of {_INDEX} differ in {different[0]}; transformers reads only {_WEIGHTS}."
+      " Remove the outdated files."
     )
 
 
 def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
   if fnmatch.fnmatch(name, _PICKLES[0]):
-    # transformers 4 would pass over the second of two tensors that it takes for one: this keeps every tensor.
+    # transformers 4 would drop one of two tied tensors; this command keeps every tensor.
     return UserError(
-      f"{named}: its weights are pickled ({name}); loading a pickle may run code that is in it, so t2t does not."
-      " Where torch and safetensors are installed, this makes safetensors of it, and runs none:\n"
+      f"{named}: its weights are pickled ({name}). Loading a pickle may run code in it, so t2t does not."
+      " With torch and safetensors installed, this command converts it to safetensors without running code:\n"
       '  python -c "import pathlib, torch, safetensors.torch as s; w = {}; '
       f"f = pathlib.Path('{folder}'); "
       f"[w.update(torch.load(p, map_location='cpu', weights_only=True)) for p in sorted(f.glob('{_PICKLES[0]}'))]; "
       f"s.save_file({{k: v.clone().contiguous() for k, v in w.items()}}, f / '{_WEIGHTS}', {{'format': 'pt'}})\""
     )
   return UserError(
-    f"{named}: its weights are pickled ({name}); loading a pickle runs whatever code is in it, so t2t does"
-    " not. Where torch and transformers are installed, and you trust the file, this makes safetensors of it:\n"
+    f"{named}: its weights are pickled ({name}). Loading a pickle runs any code in it, so t2t does"
+    " not. With torch and transformers installed, and if you trust the file, this command converts it to safetensors:\n"
     '  python -c "import transformers as t; p = t.PretrainedConfig.get_config_dict; '
     f"m = getattr(t, p('{folder}')[0]['architectures'][0]).from_pretrained('{folder}'); "
     f"m.save_pretrained('{folder}', safe_serialization=True)\""
@@ -306,14 +319,14 @@ def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
 
 
 def _canonical(family: Family, entries: Mapping[str, TensorEntry], named: epath.Path) -> dict[str, TensorEntry]:
-  """By the names of a model with a head, as transformers has them today.
+  """Renames tensors to the current names of a model with a head.
 
   Raises:
-    UserError: two different tensors come under one name.
+    UserError: two different tensors get the same name.
   """
   names = {}
   for name in entries:
-    # TensorFlow's names, which the first checkpoints kept.
+    # The first checkpoints kept TensorFlow's names.
     renamed = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     for prefix in sorted({task.prefix for task in family.tasks.values()} - {""}):
       if renamed.startswith(prefix):
@@ -339,21 +352,21 @@ def _without_unread(
   read = family.tasks[class_name].names if class_name in family.tasks else {}
   unread = [name for name in family.unread if name in entries and name not in read]
   if unread:
-    notes.append(f"left out, since neither hidden states nor logits depend on it: {', '.join(unread)}")
+    notes.append(f"left out, because neither hidden states nor logits depend on it: {', '.join(unread)}")
   return {name: entry for name, entry in entries.items() if name not in unread}
 
 
 def _without_zeros(family: Family, entries: dict[str, TensorEntry], named: epath.Path) -> dict[str, TensorEntry]:
   for name in family.zeros:
     if name in entries and np.any(entries[name].read()):
-      raise UserError(f"{named}: {name} is not zero: t2t's model has nothing that is added to these logits")
+      raise UserError(f"{named}: {name} is not zero: t2t's model does not support a bias of these logits")
   return {name: entry for name, entry in entries.items() if name not in family.zeros}
 
 
 def _pooler(
   family: Family, model: TransformerConfig, entries: Mapping[str, TensorEntry], named: epath.Path
 ) -> dict[str, Tensor]:
-  """The pooler's parameters, if the checkpoint has one."""
+  """Returns the pooler's parameters, if the checkpoint has one."""
   pooler_entries = {name: entries[name] for name in family.pooler if name in entries}
   if not pooler_entries:
     return {}
@@ -369,15 +382,15 @@ def _pooler(
 
 
 def _head(family: Family) -> str:
-  """Their matrix of the logits; "": they have none."""
+  """Returns the Hugging Face name of the logits' matrix; "" without one."""
   return next((name for name, ours in family.names.items() if ours == "head/projection"), "")
 
 
 def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, TensorEntry], notes: list[str]) -> bool:
-  """Returns what config.json says of the logits, unless the file holds two matrices.
+  """Returns whether logits are tied according to config.json, unless the file contains two matrices.
 
   Raises:
-    hf_mappings.Unknown: T5's scale of tied logits with a matrix that is not the embedding.
+    hf_mappings.Unknown: T5's tied logits are scaled, but their matrix differs from the embedding.
   """
   head = _head(family)
   table = entries.get(family.copies.get(head, "")) or next(
@@ -387,14 +400,14 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Te
     return fields["tied_logits"]
   if family.shares_head:
     raise hf_mappings.Unknown(
-      f"the logits are tied to the embedding and scaled, but {head} is another matrix than {table.name}."
-      f" transformers 5 multiplies it with scaled hidden states, transformers 4 passes it over; t2t's model scales"
-      " logits of the embedding alone. If the head was trained without the scale (as T5 1.1's), set"
-      " tie_word_embeddings to false and remove scale_decoder_outputs; if it is left over, remove it from the file"
+      f"the logits are tied to the embedding and scaled, but {head} differs from {table.name}."
+      f" transformers 5 multiplies it with scaled hidden states, transformers 4 ignores it; t2t's model scales"
+      " only tied logits. If the head was trained without the scale (as in T5 1.1), set"
+      " tie_word_embeddings to false and remove scale_decoder_outputs; if it is unused, remove it from the file."
     )
   notes.append(
-    f"config.json ties the logits to the embedding, but {head} is another matrix: it is kept, as transformers 5 does;"
-    " transformers 4 passes it over and takes the embedding"
+    f"config.json ties the logits to the embedding, but {head} is another matrix: it is kept, as in transformers 5;"
+    " transformers 4 ignores it and uses the embedding"
   )
   return False
 
@@ -409,7 +422,7 @@ def _difference(left: TensorEntry, right: TensorEntry) -> str:
 
 
 def _same(left: TensorEntry, right: TensorEntry) -> bool:
-  """Returns True if two tensors hold the same numbers; their dtypes may differ."""
+  """Returns whether two tensors have equal values; their dtypes may differ."""
   if left == right:
     return True
   if left.shape != right.shape:
@@ -434,12 +447,12 @@ def _without_copies(
   named: epath.Path,
   notes: list[str],
 ) -> dict[str, TensorEntry]:
-  """Every tensor once: some checkpoints hold tied ones under each of their names, or under another than the first.
+  """Returns every tensor once: some checkpoints contain tied ones under several names, or only under a second name.
 
-  What transformers reads where two differ was found by loading such folders: tests/parity/test_two_tensors.py.
+  tests/parity/test_two_tensors.py tests which of two differing tensors transformers reads.
 
   Raises:
-    UserError: two tensors differ of which t2t's model has one.
+    UserError: two tensors differ that are one in t2t's model.
   """
   entries, is_tied = dict(entries), _head(family) not in wanted
   for copy, original in family.copies.items():
@@ -447,7 +460,7 @@ def _without_copies(
       continue
     if copy not in entries:
       if original in entries and not is_tied and original.endswith(".bias"):
-        notes.append(f"{copy} is not there: {original} is taken, as transformers 4 does; 5 starts {copy} at zero")
+        notes.append(f"{copy} is missing: {original} is used, as in transformers 4; 5 initializes {copy} with zero")
       continue
     if original not in entries:
       entries[original] = entries[copy]
@@ -455,16 +468,16 @@ def _without_copies(
       if not copy.endswith(".bias"):
         raise UserError(
           f"{named}: {copy} differs from {entries[original].name}{_difference(entries[copy], entries[original])}."
-          " transformers 5 keeps both, transformers 4 reads one of them for both; t2t's model has one embedding and"
-          f" cannot compute a model with two. If {copy} is not used, delete it from {entries[copy].path.name} and"
-          " convert again"
+          " transformers 5 keeps both, transformers 4 uses one of them for both; t2t's model has one embedding and"
+          f" cannot represent two. If {copy} is not used, delete it from {entries[copy].path.name} and"
+          " convert again."
         )
       if is_tied:
         raise UserError(
-          f"{named}: {copy} and {original} are one tensor where logits are tied, but differ; transformers 5 reads"
-          f" {copy}, transformers 4 reads {copy if family.reads_bias_copy else original}. Remove the wrong one"
+          f"{named}: {copy} and {original} differ, but are one tensor if logits are tied; transformers 5 reads"
+          f" {copy}, transformers 4 reads {copy if family.reads_bias_copy else original}. Remove the wrong one."
         )
-      # Where the logits are untied, transformers 5 unties their bias as well, and trains the copy alone.
+      # With untied logits transformers 5 unties their bias, too, and trains only the copy.
       entries[original] = entries[copy]
       both = f"transformers reads {copy}" if family.reads_bias_copy else f"transformers 5 reads {copy}, 4 {original}"
       notes.append(f"{copy} and {original} differ: {both}; {copy} is kept")
@@ -474,8 +487,8 @@ def _without_copies(
   if family.shares_head and head in wanted and head not in entries and original in entries:
     entries[head] = entries[original]
     notes.append(
-      f"{head} is not there: the logits are those of the embedding, unscaled, and get a copy of it, as transformers 5"
-      f" does; transformers 4 starts {head} at random"
+      f"{head} is missing: the logits get a copy of the embedding, unscaled, as in transformers 5;"
+      f" transformers 4 initializes {head} at random"
     )
   return entries
 
@@ -500,7 +513,7 @@ def _tensors(
   for path, x in expected(model).items():
     stacked = "/layers/" in path
     if stacked:
-      # Layers that have none of theirs are constant.
+      # Layers without a Hugging Face tensor are constant.
       value = next((value for name, value in family.constants.items() if _is_layer_of(family, name, path)), None)
       constant = functools.partial(np.full, x.shape[1:], value, np.float32)
       found_layers = parts.get(path, {})
@@ -512,7 +525,7 @@ def _tensors(
 
 
 def _is_layer_of(family: Family, name: str, path: str) -> bool:
-  """Whether their tensor `name`, of some layer, is part of our stacked `path`."""
+  """Returns whether the Hugging Face tensor `name`, of some layer, is part of the stacked t2t `path`."""
   return any(
     ours == path and name.startswith(pattern.split("{}")[0]) and name.endswith(pattern.split("{}")[-1])
     for pattern, ours in family.names.items()
@@ -525,16 +538,16 @@ def _read(entry: TensorEntry, mapping: TensorMapping, index: int) -> np.ndarray:
   return part
 
 
-# ---- To them ---------------------------------------------------------------------------------------------------------
+# ---- Export ----------------------------------------------------------------------------------------------------------
 
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def written(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]:
-  """What is written, by the names of the class that the model is.
+  """Returns the exported tensors by their names in the model's class.
 
-  With untied logits, their bias under both of its names, since transformers reads the other one.
+  The bias of untied logits is exported under both of its names, because versions of transformers read different ones.
   """
   wanted = places(family, model)
   if _head(family) in wanted:
@@ -559,35 +572,35 @@ def save(
   """Writes a folder that transformers loads with `from_pretrained`.
 
   Args:
-    foreign: a t2t checkpoint, as `converted.open_foreign` gives it.
-    out: not there yet, or an empty folder.
+    foreign: a t2t checkpoint, as returned by `tensor_writer.open_foreign`.
+    out: a folder that does not exist or is empty.
     dtype: float32, bfloat16 or float16.
-    head: the one that is written, see `hf_heads.reduced`.
-    max_shard_bytes: larger models are written in several files.
+    head: head to export, see `hf_heads.reduced`.
+    max_shard_bytes: largest size of a file.
     advance: see `atomic_output.Progress`.
 
   Returns:
-    What the user must be told.
+    Notes for the user.
 
   Raises:
-    UserError: transformers has no such model, the checkpoint lacks parameters, `out` is taken, or no space is left.
+    UserError: transformers has no such model, the checkpoint lacks parameters, `out` is not empty, or the disk is full.
   """
   if dtype not in _DTYPES:
-    raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
+    raise UserError(f"--dtype {dtype}: unknown. Give one of: {', '.join(_DTYPES)}")
   target = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
   files, moved = hf_tokenizer.files(foreign, target.family), []
   padding = files.ids.get("pad_token_id")
   if padding is not None and target.settings.get("pad_token_id", padding) != padding:
     moved = [
-      f"positions count from the padding id, which is {padding} in this vocabulary and"
-      f" {target.settings['pad_token_id']} in RoBERTa's: their rows were moved accordingly, and logits stay the same"
+      f"positions start after the padding id, which is {padding} in this vocabulary and"
+      f" {target.settings['pad_token_id']} in RoBERTa's: their rows were moved accordingly, with the same logits"
     ]
     foreign = _counted_from(foreign, padding + 1)
     target = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
   family, model, model_class, settings = target
   wanted = written(family, model)
   settings = settings | {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
-  # Left out, they would be those of the published vocabularies, which this one may not even reach.
+  # The defaults are ids of the published vocabularies, which may be outside this one.
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.is_generative else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
   if foreign.table:
@@ -612,16 +625,16 @@ def save(
       (folder / name).write_bytes(content)
     if foreign.model.kind.is_generative and files.ids:
       _write_json(folder / "generation_config.json", files.ids)
-    # Last: without it nothing takes the folder for a model.
+    # Written last: without it the folder is not a model.
     _write_json(folder / _CONFIG, settings)
   left = [f"the head {left_head.name}" for left_head in foreign.model.heads if left_head not in model.heads]
   left += ["the head over the vocabulary"] if foreign.model.vocabulary_head and not model.vocabulary_head else []
-  notes = [f"left out, since a {model_class} has none: {', '.join(left)}"] if left else []
+  notes = [f"left out, because a {model_class} has none: {', '.join(left)}"] if left else []
   return [f"written as a {model_class}", *moved, *files.notes, *notes]
 
 
 def _counted_from(foreign: Foreign, offset: int) -> Foreign:
-  """The same model with another `position_offset`: rows in front of the first position are never looked up."""
+  """Returns the model with another `position_offset`; rows before the first position are never used."""
   name, model = "embed/positions", foreign.model
   table, moved = foreign.tensors[name], dataclasses.replace(model, position_offset=offset)
 
@@ -638,7 +651,7 @@ def _value(foreign: Foreign, mapping: TensorMapping, name: str, dtype: str) -> n
   parts = [foreign.tensors[path] for path in mapping.ours]
   value = mapping.theirs_of(x.read() if mapping.layer is None else x.read_layer(mapping.layer) for x in parts)
   if dtype == "float16" and np.any(np.abs(value) > np.finfo(np.float16).max):
-    raise UserError(f"--dtype float16: {name} has values beyond 65,504; write bfloat16 or float32")
+    raise UserError(f"--dtype float16: {name} has values beyond 65,504. Give bfloat16 or float32.")
   return value
 
 

@@ -1,4 +1,4 @@
-"""ModernBERT as Hugging Face has it; hf_mappings.py says what the tables mean."""
+"""ModernBERT of Hugging Face; hf_mappings.py explains the tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,24 +40,24 @@ _TASKS = {
 
 
 def _global_every(settings: hf_mappings.Settings) -> int:
-  """Every how many layers one sees all positions, from the first on; 1: all do."""
+  """Returns the interval of layers with global attention, beginning with the first; 1: all layers."""
   types, interval = settings.get("layer_types"), settings.get("global_attn_every_n_layers")
   if types is None:
     return 3 if interval is None else interval
   sees_all = [kind == "full_attention" for kind in types]
   every = next((i for i, is_full in enumerate(sees_all) if is_full and i), len(types))
   if sees_all != [i % every == 0 for i in range(len(types))]:
-    raise hf_mappings.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
+    raise hf_mappings.Unknown(f"layer_types={types}: t2t supports full attention only in layers 0, n, 2n, ...")
   if interval is not None and sees_all != [i % interval == 0 for i in range(len(types))]:
     raise hf_mappings.Unknown(
-      f"layer_types={types} and global_attn_every_n_layers={interval}: transformers 5 reads the first, 4 the second;"
-      " remove the wrong one"
+      f"layer_types={types} and global_attn_every_n_layers={interval}: transformers 5 reads the first, 4 the second."
+      " Remove the wrong one."
     )
   return every
 
 
 def rotary_base(settings: hf_mappings.Settings, kind: str, key: str, default: float) -> float:
-  """The base of layers of one kind; before transformers 5 `key` had it.
+  """Returns the rotary base of layers of one kind; before transformers 5 its key was `key`.
 
   Raises:
     hf_mappings.Unknown: positions are rescaled or partial, all kinds of layers have one entry, or two bases differ.
@@ -65,14 +65,15 @@ def rotary_base(settings: hf_mappings.Settings, kind: str, key: str, default: fl
   rope_parameters = settings.get("rope_parameters") or {}
   if any(not isinstance(value, Mapping) for value in rope_parameters.values()):
     raise hf_mappings.Unknown(
-      f"rope_parameters={rope_parameters}: give an entry for each kind of layer, as transformers 5 writes them;"
-      f" transformers 4 reads {key}"
+      f"rope_parameters={rope_parameters}: has no entry for each kind of layer. Add them, as transformers 5 writes "
+      "them;"
+      f" transformers 4 reads {key}."
     )
   parameters = rope_parameters.get(kind) or {}
   if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-    raise hf_mappings.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
+    raise hf_mappings.Unknown(f"rope_parameters={parameters}: t2t does not support rescaled rotary positions")
   if {settings.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")} - {None, 1.0}:
-    raise hf_mappings.Unknown("partial_rotary_factor: t2t's rotary positions are not partial")
+    raise hf_mappings.Unknown("partial_rotary_factor: t2t does not support partial rotary positions")
   bases = {f"rope_parameters.{kind}.rope_theta": parameters.get("rope_theta"), key: settings.get(key)}
   return decoders.one_base(bases, default)
 
@@ -81,7 +82,7 @@ def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
   activation, every = settings.get("hidden_activation", "gelu"), _global_every(settings)
   if settings.get("classifier_activation", "gelu") != activation:
     raise hf_mappings.Unknown(
-      f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
+      f"classifier_activation={settings['classifier_activation']!r}: t2t supports only hidden_activation={activation!r}"
     )
   global_base = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
   local = rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
@@ -97,7 +98,7 @@ def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_modern_bert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["attention_window"] and not fields["global_attention_every"]:
-    raise hf_mappings.Unknown("config.model.global_attention_every=0: ModernBERT's first layer sees all positions")
+    raise hf_mappings.Unknown("config.model.global_attention_every=0: ModernBERT's first layer has global attention")
   activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
   return {
     "hidden_activation": activation,
@@ -150,7 +151,7 @@ MODERN_BERT = hf_mappings.Family(
   ),
   prefix="model.",
   copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-  # What the first layer reads is normed already: they have no second norm there, and ours is passed over.
+  # The input of the first layer is normalized already: ModernBERT has no second norm there, and t2t's is an identity.
   constants={"model.layers.0.attn_norm.weight": 1.0},
   square=True,
   read=_read_modern_bert,

@@ -1,7 +1,7 @@
-"""Adapters of Hugging Face's PEFT library, adapter_config.json and adapter_model.safetensors, as t2t's and back.
+"""Imports and exports adapters of Hugging Face's PEFT library: adapter_config.json and adapter_model.safetensors.
 
-A folder of theirs has what was trained alone, by the names that the modules have in transformers; which modules that
-is the tensors say; what the numbers mean, adapter_config.json (peft_config.py).
+A PEFT folder contains only the trained tensors, with module names of transformers. The tensors determine which modules
+are adapted, and adapter_config.json (peft_config.py) determines their meaning.
 
 Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py, src/peft/tuners/ia3/layer.py.
 """
@@ -30,12 +30,12 @@ from t2t.storage import gcs
 
 CONFIG, WEIGHTS = peft_config.NAME, "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
-_IN_FRONT = "base_model.model."  # of the names of modules
-_IN_FRONT_OF_WHOLE = "base_model."  # where they are no part of a model that PEFT has changed
+_IN_FRONT = "base_model.model."  # prefix of module names
+_IN_FRONT_OF_WHOLE = "base_model."  # prefix for tensors outside the modules of the model
 
 
 def is_peft(path: str) -> bool:
-  """Whether a folder of PEFT's is at `path`; looks at names alone."""
+  """Returns whether a PEFT folder is at `path`; reads only file names."""
   folder = gcs.absolute(path)
   return folder.is_dir() and (folder / CONFIG).exists()
 
@@ -44,7 +44,7 @@ def is_peft(path: str) -> bool:
 
 
 def _modules(places: Mapping[str, TensorMapping]) -> dict[str, TensorMapping]:
-  """Their modules whose matrix may be adapted -> what the matrix is in t2t's model."""
+  """Returns adaptable module -> mapping of its matrix to t2t's model."""
   modules = {}
   for name, mapping in places.items():
     of_layer = any(f"{part}/" in path for path in mapping.ours for part in ("attention", "mlp"))
@@ -54,7 +54,7 @@ def _modules(places: Mapping[str, TensorMapping]) -> dict[str, TensorMapping]:
 
 
 def _shortest(modules: Collection[str], all_modules: Collection[str]) -> list[str]:
-  """Endings of names that fit these modules and no other, as PEFT's target_modules has them.
+  """Returns name endings that match these modules and no other, as PEFT's target_modules.
 
   In:  ["encoder.0.q", "encoder.1.q"], ["encoder.0.q", "encoder.0.k", "encoder.1.q", "encoder.1.k"]
   Out: ["q"]
@@ -70,18 +70,18 @@ def _shortest(modules: Collection[str], all_modules: Collection[str]) -> list[st
   return list(endings)
 
 
-# ---- From them -------------------------------------------------------------------------------------------------------
+# ---- Import ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class PeftAdapter:
-  """What a folder of theirs is in t2t.
+  """A PEFT folder in terms of t2t.
 
   path: the folder.
-  model: the base, with the head that was trained.
-  section, config: of t2t's config, as `config.lora` and its keys.
-  tensors: path in the adapted model -> what was trained.
-  kept: paths of a head that were not, and are the base's.
+  model: the base, with the trained head.
+  section, config: section of t2t's config, for example `lora`, and its keys.
+  tensors: path in the adapted model -> trained parameter.
+  kept: paths of untrained head parameters, which come from the base.
   """
 
   path: epath.Path
@@ -93,15 +93,15 @@ class PeftAdapter:
 
 
 def open_adapter(path: str, base: Foreign, *, head: str = "") -> PeftAdapter:
-  """A folder of theirs on top of a model; headers are read, no tensors.
+  """Opens a PEFT folder with its base model; reads headers, but no tensors.
 
   Args:
     path: the folder, local or gs://.
-    base: the model that it lies on top of.
-    head: what a head that was trained is called; "": as the base's, or by its kind.
+    base: the base model.
+    head: name of a trained head; "": that of the base's head, or its kind.
 
   Raises:
-    UserError: it cannot be read, says what t2t's adapter cannot, or lies on top of another model.
+    UserError: the folder cannot be read, has settings that t2t's adapter does not support, or belongs to another model.
   """
   folder = gcs.absolute(path)
   kind, settings, task_type = peft_config.read(folder)
@@ -109,10 +109,10 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> PeftAdapter:
   if not (folder / WEIGHTS).exists():
     if (folder / _PICKLE).exists():
       raise UserError(
-        f"{folder}: its weights are pickled ({_PICKLE}); loading a pickle runs whatever code is in it, so t2t does not;"
-        " save it again with save_pretrained of a newer PEFT, which writes safetensors"
+        f"{folder}: its weights are pickled ({_PICKLE}). Loading a pickle runs any code in it, so t2t does not."
+        " Save it again with save_pretrained of a newer PEFT, which writes safetensors."
       )
-    raise UserError(f"{folder}: no weights there; looked for {WEIGHTS}")
+    raise UserError(f"{folder}: contains no weights; looked for {WEIGHTS}. Download them.")
   entries = safetensors.read_header(folder / WEIGHTS)
   family = settings_lib.family_of(base.model, str(base.path))
   is_front = kind.section in peft_prompts.SECTIONS
@@ -122,8 +122,9 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> PeftAdapter:
   wanted = peft_config.TASK_OF[model.architecture]
   if task_type is not None and not model.heads and task_type != wanted:
     raise UserError(
-      f"{where}: task_type={task_type!r}: {base.path} is {model.architecture.replace('_', '-')}, whose task type is"
-      f" {wanted or 'left out'}"
+      f"{where}: task_type={task_type!r}: does not fit {base.path}, which is {model.architecture.replace('_', '-')}: "
+      "its task type is"
+      f" {wanted or 'left out'}. Give another --base."
     )
   fields = kind.fields(settings, where)
   if is_front:
@@ -149,10 +150,10 @@ def _with_head(
   where: str,
   name: str,
 ) -> TransformerConfig:
-  """The base with the head of the class that was trained, or with none."""
+  """Returns the base with the head of the trained class, or without heads."""
   if not kinds:
     if name:
-      raise UserError(f"--head {name}: {where} says of no task with a head; leave it out")
+      raise UserError(f"--head {name}: {where} has no task with a head. Leave it out.")
     return dataclasses.replace(base, heads=())
   base_head = next((head for head in base.heads if head.kind in kinds), None)
   for class_name, task in family.tasks.items():
@@ -161,18 +162,21 @@ def _with_head(
     matrix = next(theirs for theirs, ours in task.names.items() if ours == "projection")
     if base_head is None:
       if matrix not in entries:
-        raise UserError(f"{where}: its base has no {' or '.join(kinds)} head, and it has none either, no {matrix}")
+        raise UserError(
+          f"{where}: neither the base nor the folder has a {' or '.join(kinds)} head (no {matrix}). Give a --base "
+          "with one."
+        )
       shape = entries[matrix].shape
       label_settings = {"num_labels": shape[0] if shape else 0}
       base_head = heads_lib.read(family, class_name, label_settings, base.dropout_rate)["heads"][0]
     base_head = dataclasses.replace(base_head, name=name or base_head.name)
     return dataclasses.replace(base, heads=(base_head,), vocabulary_head=False)
-  raise UserError(f"{where}: t2t knows no {family.model_type} of transformers with a {' or '.join(kinds)} head")
+  raise UserError(f"{where}: t2t supports no {family.model_type} of transformers with a {' or '.join(kinds)} head")
 
 
 def _shape(part: str, mapping: TensorMapping, fields: Mapping[str, Any]) -> tuple[int, ...]:
-  """Of their tensor for a module; an (IA)3 vector lies along what it multiplies, the matrix's inputs or its outputs."""
-  rows, columns = mapping.shape[::-1] if mapping.transposed else mapping.shape  # what comes in, and what goes out
+  """Returns the shape of a module's PEFT tensor; an (IA)3 vector scales the matrix's inputs or outputs."""
+  rows, columns = mapping.shape[::-1] if mapping.transposed else mapping.shape  # inputs, outputs
   return {
     "lora_down": lambda: (fields["rank"], rows),
     "lora_up": lambda: (columns, fields["rank"]),
@@ -182,30 +186,30 @@ def _shape(part: str, mapping: TensorMapping, fields: Mapping[str, Any]) -> tupl
 
 
 def _own_shape(part: str, mapping: TensorMapping, index: int, theirs: tuple[int, ...]) -> tuple[int, ...]:
-  """Of the part of their tensor, of a shape, that is `place.ours[index]`'s."""
+  """Returns the shape of the part of a PEFT tensor that belongs to `mapping.ours[index]`."""
   if part == "ia3":
     return (theirs[1] if ia3.reads(mapping.ours[0]) else mapping.widths[index],)
   return theirs[::-1] if part == "lora_down" else (*theirs[1:], mapping.widths[index])
 
 
 def _ours(part: str, mapping: TensorMapping, index: int, value: np.ndarray, below: Mapping[str, Tensor]) -> np.ndarray:
-  """The part of their tensor that is `place.ours[index]`'s, as ours lies."""
+  """Returns the part of a PEFT tensor that belongs to `mapping.ours[index]`, in t2t's layout."""
   begin = sum(mapping.widths[:index])
   columns = slice(begin, begin + mapping.widths[index])
   if part == "lora_down":
-    return value.T  # what comes in is the same for all of a matrix's parts
+    return value.T  # all parts of a matrix have the same input
   if part == "lora_magnitude":
-    # Theirs is a length, ours how much more it is than the base's.
+    # PEFT stores a length, t2t the difference from the base's.
     return value[columns].astype(np.float32) - _lengths(below[mapping.ours[index]], mapping.layer)
   if part == "ia3":
-    # Theirs is what is multiplied with, ours how much more that is than one.
+    # PEFT stores a factor, t2t the difference from one.
     factors = value[0] if ia3.reads(mapping.ours[0]) else value[columns, 0]
     return factors.astype(np.float32) - np.float32(1.0)
   return value.T[:, columns]
 
 
 def _theirs(part: str, mapping: TensorMapping, values: list[np.ndarray], below: Mapping[str, Tensor]) -> np.ndarray:
-  """The inverse of `_ours`, of all parts of a matrix."""
+  """Inverse of `_ours`, for all parts of a matrix."""
   if part == "lora_down":
     return values[0].T
   if part == "lora_magnitude":
@@ -217,7 +221,7 @@ def _theirs(part: str, mapping: TensorMapping, values: list[np.ndarray], below: 
 
 
 def _lengths(matrix: Tensor, layer: int | None) -> np.ndarray:
-  """Of the columns of a base's matrix, float32 [out]."""
+  """Returns the column norms of a base matrix, float32 [out]."""
   values = matrix.read() if layer is None else matrix.read_layer(layer)
   return np.linalg.norm(np.asarray(values, np.float64), axis=0).astype(np.float32)
 
@@ -231,10 +235,10 @@ def _tensors(
   entries: Mapping[str, TensorEntry],
   below: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-  """What was trained, by paths in the adapted model, and which parameters of its head were not.
+  """Returns the trained tensors by paths in the adapted model, and the paths of untrained head parameters.
 
   Raises:
-    UserError: tensors are missing, unknown or of another shape; or of a stack some layers are adapted and some not.
+    UserError: tensors are missing, unknown or of another shape; or only some layers of a stack are adapted.
   """
   places = huggingface.written(family, model)
   modules = _modules(places)
@@ -251,11 +255,11 @@ def _tensors(
     str(folder),
     {name: entry.shape for name, entry in entries.items()},
     wanted,
-    hint=f"t2t reads adapters of the matrices of attentions and feed-forward layers of a {family.model_type},"
-    " and a head for a task",
+    hint=f"t2t supports adapters of the matrices of attention and feed-forward layers of a {family.model_type},"
+    " and a task head",
   )
   if not adapted:
-    raise UserError(f"{folder}/{WEIGHTS}: adapts nothing")
+    raise UserError(f"{folder}/{WEIGHTS}: contains no adapter of a known module. Give another folder.")
   _check_all_layers(folder, modules, adapted)
   readers: dict[str, dict[int | None, Callable[[], np.ndarray]]] = {}
   shapes: dict[str, tuple[int, ...]] = {}
@@ -281,14 +285,14 @@ def _tensors(
 
 
 def _heads(places: Mapping[str, TensorMapping]) -> dict[str, TensorMapping]:
-  """Those of them that are of a head."""
+  """Returns the tensors that belong to a head."""
   return {name: mapping for name, mapping in places.items() if mapping.ours and mapping.ours[0].startswith("heads/")}
 
 
 def _of_heads(
   heads: Mapping[str, TensorMapping], entries: Mapping[str, TensorEntry]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-  """What was trained of a head, by paths in the adapted model, and which parameters of it were not."""
+  """Returns the trained head tensors by paths in the adapted model, and the paths of untrained ones."""
   tensors = {}
   for name, mapping in heads.items():
     if name in entries:
@@ -306,7 +310,7 @@ def _check_all_layers(folder: epath.Path, modules: Mapping[str, TensorMapping], 
         candidate for candidate in adapted if paths & set(modules[candidate].ours) & set(mapping.ours)
       )
       raise UserError(
-        f"{folder}/{WEIGHTS}: adapts {adapted_module} and not {module}; t2t adapts a matrix in all layers or none"
+        f"{folder}/{WEIGHTS}: adapts {adapted_module}, but not {module}; t2t adapts a matrix in all layers or none"
       )
 
 
@@ -324,7 +328,7 @@ def _finite(entry: TensorEntry) -> np.ndarray:
   return value
 
 
-# ---- To them ---------------------------------------------------------------------------------------------------------
+# ---- Export ----------------------------------------------------------------------------------------------------------
 
 
 def save(
@@ -339,31 +343,31 @@ def save(
   head: str = "",
   advance: atomic_output.Progress = lambda *_: None,
 ) -> list[str]:
-  """Writes a folder that PEFT's `from_pretrained` loads on top of the base as `t2t convert --to hf` writes that.
+  """Writes a folder for PEFT's `from_pretrained`, on a base as exported by `t2t convert --to hf`.
 
   Args:
-    model: the base's, with the heads that were trained.
+    model: the base's, with the trained heads.
     adapters: section of the config -> its record.
-    trained: path in the adapted model -> what the run trained.
-    below: path in the base -> parameter, of the matrices that are adapted with `dora`.
-    out: not there yet, or an empty folder.
+    trained: path in the adapted model -> trained parameter.
+    below: path in the base -> parameter, of matrices adapted with `dora`.
+    out: a folder that does not exist or is empty.
     where: the run, for messages.
-    base: what the folder says that its base is: a path, or "".
-    head: the one that is written, see `heads.reduced`.
+    base: path of the base for adapter_config.json, or "".
+    head: head to export, see `hf_heads.reduced`.
     advance: see `atomic_output.Progress`.
 
   Returns:
-    What the user must be told.
+    Notes for the user.
 
   Raises:
-    UserError: PEFT has no such adapter, transformers no such model, `out` is taken, or no space is left.
+    UserError: PEFT has no such adapter, transformers has no such model, `out` is not empty, or the disk is full.
   """
   of_section = {kind.section: name for name, kind in peft_config.KINDS.items()}
   for section in adapters:
     if section not in of_section:
       raise UserError(
-        f"{where}: config.{section}: t2t writes {', '.join(f'config.{name}' for name in of_section)} for PEFT, no other"
-        " adapter; --to hf writes the model itself, if it can be merged"
+        f"{where}: config.{section}: PEFT export supports only {', '.join(f'config.{name}' for name in of_section)}."
+        " Give --to hf, which writes the merged model, if it can be merged."
       )
   ((section, config),) = adapters.items()
   kind = peft_config.KINDS[of_section[section]]
@@ -379,14 +383,16 @@ def save(
   written |= {mapping.ours[0] for mapping in heads.values()}
   left = sorted(path for path in trained if path not in written and not path.startswith("heads/"))
   if left:
-    raise UserError(f"{where}: {left[0]} was trained besides, and PEFT's folder has no place for it")
+    raise UserError(f"{where}: {left[0]} was trained, too, but PEFT's format cannot store it. Give --to hf.")
   begin = _IN_FRONT_OF_WHOLE if section in peft_prompts.SECTIONS else _IN_FRONT
   for name, mapping in heads.items():
     read = lambda mapping=mapping: mapping.theirs_of([trained[mapping.ours[0]].read()])
     tensors[f"{begin}{name}"] = mapping.shape, read
   task = next((name for name, kinds in peft_config.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
-    raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
+    raise UserError(
+      f"{where}: PEFT has no task type for a {part.heads[0].kind} head. Give --to hf, which writes the whole model."
+    )
   settings |= {
     "peft_type": of_section[section],
     "task_type": task if part.heads else peft_config.TASK_OF[model.architecture],
@@ -399,13 +405,13 @@ def save(
     with safetensors.SafetensorsWriter(folder / WEIGHTS, shapes, dtype="F32") as writer:
       for name, (_, read) in tensors.items():
         advance(writer.write(name, np.asarray(read(), np.float32)), 1)
-    # Last: without it nothing takes the folder for an adapter.
+    # Written last: without it the folder is not an adapter.
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-  notes = [] if base else ["adapter_config.json names no base: what it lies on top of is no folder of Hugging Face's"]
+  notes = [] if base else ["adapter_config.json has no base, because the base is not a Hugging Face folder"]
   return [f"written for a {model_class}", *notes]
 
 
-Written = dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name of a tensor of theirs -> shape, reader
+Written = dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name of a PEFT tensor -> shape, reader
 
 
 def _of_modules(
@@ -418,7 +424,7 @@ def _of_modules(
   places: Mapping[str, TensorMapping],
   where: str,
 ) -> tuple[Written, set[str], dict[str, Any]]:
-  """Their tensors of the modules that are adapted, the paths that are in them, and fields of adapter_config.json."""
+  """Returns the PEFT tensors of adapted modules, the exported paths, and fields of adapter_config.json."""
   parts = kind.parts(vars(config))
   adapter_paths = lambda path: [f"{path}/{ours}" for ours in parts.values()]
   is_adapted = lambda mapping: any(
@@ -440,46 +446,47 @@ def _of_modules(
 def _value(
   trained: Mapping[str, Tensor], below: Mapping[str, Tensor], part: str, mapping: TensorMapping, module: str, where: str
 ) -> np.ndarray:
-  """Their tensor of a module.
+  """Returns the PEFT tensor of a module.
 
   Raises:
-    UserError: it is one matrix there and several here, which are not adapted alike.
+    UserError: it is one matrix in transformers, but several in t2t with different adapters.
   """
   read = lambda tensor: tensor.read() if mapping.layer is None else tensor.read_layer(mapping.layer)
   missing = [path for path in mapping.ours if f"{path}/{part}" not in trained]
-  if part == "ia3":  # multiplied with one
+  if part == "ia3":  # factor one
     ones = {path: np.zeros(width, np.float32) for path, width in zip(mapping.ours, mapping.widths, strict=True)}
     values = [ones[path] if path in missing else read(trained[f"{path}/{part}"]) for path in mapping.ours]
     return _theirs(part, mapping, values, below)
   values = [np.asarray(read(trained[f"{path}/{part}"])) for path in mapping.ours if path not in missing]
   if missing or (part == "lora_down" and any(np.any(value != values[0]) for value in values[1:])):
     raise UserError(
-      f"{where}: {module} is one matrix there, {', '.join(path.rpartition('/')[2] for path in mapping.ours)} here, each"
-      " adapted by itself: PEFT has one product for all of it; --to hf writes the merged model"
+      f"{where}: {module} is one matrix in transformers, but "
+      f"{', '.join(path.rpartition('/')[2] for path in mapping.ours)} in t2t, each"
+      " with its own adapter, which PEFT does not support. Give --to hf, which writes the merged model."
     )
   return _theirs(part, mapping, values, below)
 
 
 def _named(section: str, adapted: Mapping[str, TensorMapping], all_modules: Collection[str]) -> dict[str, list[str]]:
-  """Fields of adapter_config.json that name the modules which are adapted."""
+  """Returns the fields of adapter_config.json with the adapted modules."""
   if section != "ia3":
     return {"target_modules": _shortest(adapted, all_modules)}
   inputs = {module for module, mapping in adapted.items() if ia3.reads(mapping.ours[0])}
   reading, writing = (
     _shortest([module for module in adapted if (module in inputs) == is_read], all_modules) for is_read in (True, False)
   )
-  # Word for word among the targets, as theirs asks for.
+  # PEFT requires these names among the targets, too.
   return {"target_modules": reading + writing, "feedforward_modules": reading}
 
 
 def _all_modules(family: Family, places: Mapping[str, TensorMapping]) -> set[str]:
-  """Names of all modules that an ending could mean."""
+  """Returns the names of all modules that an ending could match."""
   names = {*places, *family.copies, *family.copies.values(), *family.pooler, *family.unread}
   return {name.rpartition(".")[0] for name in names if name.endswith(".weight")}
 
 
 def _saved_whole(heads: Mapping[str, TensorMapping]) -> list[str]:
-  """The modules of a head, as PEFT's modules_to_save has them; those that it adds by itself as it calls them."""
+  """Returns the modules of a head for PEFT's modules_to_save, with PEFT's names for the modules that it adds itself."""
   saved_modules: dict[str, None] = {}
   for name in heads:
     parts = name.split(".")

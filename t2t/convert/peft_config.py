@@ -1,6 +1,6 @@
-"""adapter_config.json of Hugging Face's PEFT library, as sections of t2t's config and back.
+"""Conversion between adapter_config.json of Hugging Face's PEFT library and sections of t2t's config.
 
-No field is passed over that would change what the tensors mean.
+A field that changes the meaning of the tensors is never ignored.
 
 Source: PEFT 0.21, src/peft/tuners/lora/config.py, src/peft/tuners/ia3/config.py.
 """
@@ -21,7 +21,7 @@ from t2t.storage import gcs, safe_read
 
 NAME = "adapter_config.json"
 
-# Their task type -> the kinds of heads that it trains; none: tokens are predicted.
+# PEFT task type -> kinds of trained heads; empty: token prediction.
 TASKS: dict[str | None, tuple[str, ...]] = {
   "CAUSAL_LM": (),
   "SEQ_2_SEQ_LM": (),
@@ -32,29 +32,29 @@ TASKS: dict[str | None, tuple[str, ...]] = {
 TASK_OF = {"encoder_decoder": "SEQ_2_SEQ_LM", "decoder_only": "CAUSAL_LM", "encoder_only": None}
 
 
-# Which modules there are the tensors say; how they began, and where, is of no consequence once they are trained.
+# The tensors determine the modules; initialization does not matter after training.
 _SAID_BY_TENSORS = ("target_modules", "exclude_modules", "modules_to_save", "fan_in_fan_out")
 _OF_NO_CONSEQUENCE = ("peft_version", "inference_mode", "auto_mapping", "revision", "megatron_core", "runtime_config")
 _OF_NO_CONSEQUENCE += ("qalora_group_size", "eva_config", "ensure_weight_tying")
-# Field -> the values that say no more than t2t's adapter does.
+# Field -> values that t2t's adapter supports.
 _MUST: dict[str, tuple[Any, ...]] = {
   "bias": ("none",),
-  # Others change the base's own matrices.
+  # Other values change the base's matrices.
   "init_lora_weights": (True, False, "gaussian", "eva"),
 }
 
 
 def _lora(settings: Settings, where: str) -> dict[str, Any]:
-  """Fields of `LoraConfig`, but for what is adapted."""
+  """Returns fields of `LoraConfig`, without the targets."""
   rank = _number(settings, "r", 8, where)
   if type(rank) is not int or rank < 1:
-    raise UserError(f"{where}: r={rank}: must be a whole number, at least 1")
+    raise UserError(f"{where}: r={rank}: is not a whole number of at least 1")
   alpha = _number(settings, "lora_alpha", 8, where)
   if not 0 < alpha < math.inf:
-    raise UserError(f"{where}: lora_alpha={alpha}: must be a number above 0")
+    raise UserError(f"{where}: lora_alpha={alpha}: is not a number above 0")
   dropout = _number(settings, "lora_dropout", 0.0, where)
   if not 0 <= dropout < 1:
-    raise UserError(f"{where}: lora_dropout={dropout}: must be at least 0 and below 1")
+    raise UserError(f"{where}: lora_dropout={dropout}: is not at least 0 and below 1")
   switches = {ours: _switch(settings, theirs, where) for theirs, ours in _SWITCHES.items()}
   return {"rank": rank, "alpha": float(alpha), "dropout": float(dropout)} | switches
 
@@ -65,14 +65,14 @@ _SWITCHES = {"use_rslora": "rslora", "use_dora": "dora"}
 def _switch(settings: Settings, key: str, where: str) -> bool:
   value = settings.get(key, False)
   if value not in (True, False, None):
-    raise UserError(f"{where}: {key}={str(value)[:40]!r}: must be true or false")
+    raise UserError(f"{where}: {key}={str(value)[:40]!r}: is neither true nor false")
   return bool(value)
 
 
 def _number(settings: Settings, key: str, default: float, where: str) -> Any:
   value = settings.get(key, default)
   if isinstance(value, bool) or not isinstance(value, int | float):
-    raise UserError(f"{where}: {key}={str(value)[:40]!r}: must be a number")
+    raise UserError(f"{where}: {key}={str(value)[:40]!r}: is not a number")
   return value
 
 
@@ -91,13 +91,13 @@ def _lora_parts(fields: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class PeftKind:
-  """A tuner of theirs that t2t has a counterpart of.
+  """A PEFT tuner with a counterpart in t2t.
 
   section: of t2t's config.
-  fields: adapter_config.json -> fields of the section, but for what is adapted.
-  known: the fields that it reads.
-  write: the section's record -> fields of adapter_config.json; of what stands in front see peft_prompts.py.
-  parts: fields of the section -> what theirs calls the parameters of a module -> what t2t does, behind the path of the
+  fields: converts adapter_config.json to fields of the section, without the targets.
+  known: fields of adapter_config.json that it reads.
+  write: converts the section's record to fields of adapter_config.json; for prompts and prefixes see peft_prompts.py.
+  parts: converts fields of the section to PEFT's name of a module's parameter -> t2t's name after the path of the
     matrix.
   """
 
@@ -108,7 +108,7 @@ class PeftKind:
   parts: Callable[[Mapping[str, Any]], dict[str, str]] = lambda fields: {}
 
 
-# Of what stands in front: its sizes, and how it began or was made, which no longer matters.
+# Prompts and prefixes: sizes; and initialization, which does not matter after training.
 _FRONT = ("num_virtual_tokens", "token_dim", "num_transformer_submodules", "num_attention_heads", "num_layers")
 _BEGAN = ("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs")
 _MADE = ("encoder_hidden_size", "prefix_projection", "init_weights")
@@ -124,7 +124,7 @@ KINDS = {
   "IA3": PeftKind(
     "ia3",
     lambda settings, where: {},
-    ("feedforward_modules", "init_ia3_weights"),  # the first the tensors say, too
+    ("feedforward_modules", "init_ia3_weights"),  # the tensors determine the first, too
     lambda config: {"init_ia3_weights": True},
     lambda fields: {"ia3_l": "ia3"},
   ),
@@ -134,32 +134,34 @@ KINDS = {
 
 
 def read(folder: epath.Path) -> tuple[PeftKind, Settings, str | None]:
-  """What kind a folder is of, its adapter_config.json, and its task type.
+  """Returns the kind of a folder, its adapter_config.json, and its task type.
 
   Raises:
-    UserError: a field says what t2t's adapter cannot; names it.
+    UserError: t2t's adapter does not support a field.
   """
   where = f"{folder}/{NAME}"
   settings = safe_read.read_json(folder / NAME)
   name, task = settings.get("peft_type"), settings.get("task_type")
   if not isinstance(name, str) or name not in KINDS:
-    raise UserError(f"{where}: peft_type={str(name)[:40]!r}: t2t reads {', '.join(KINDS)}")
+    raise UserError(f"{where}: peft_type={str(name)[:40]!r}: unsupported; t2t reads {', '.join(KINDS)}")
   if not isinstance(task, str | None) or task not in TASKS:
-    raise UserError(f"{where}: task_type={str(task)[:40]!r}: t2t reads {', '.join(filter(None, TASKS))}, or none")
+    raise UserError(
+      f"{where}: task_type={str(task)[:40]!r}: unsupported; t2t reads {', '.join(filter(None, TASKS))}, or none"
+    )
   kind = KINDS[name]
   passed = {"peft_type", "task_type", "base_model_name_or_path", *_SAID_BY_TENSORS, *_OF_NO_CONSEQUENCE, *kind.known}
   for field, value in settings.items():
     if field in passed:
       continue
-    # What is off, or empty, says nothing.
+    # Switched-off and empty fields have no effect.
     harmless = _MUST.get(field, (None, False, 0, "", [], {}))
     if not any(value == default and type(value) is type(default) for default in harmless):
       shown = json.dumps(value)[:60]
-      raise UserError(f"{where}: {field}={shown}: config.{kind.section} has nothing like it; it is not read")
+      raise UserError(f"{where}: {field}={shown}: config.{kind.section} does not support it")
   return kind, settings, task
 
 
 def base_named(path: str) -> str:
-  """Where a folder says that its base lies: a path, a name on a hub, or ""."""
+  """Returns the base that a folder refers to: a path, a name on a hub, or ""."""
   base_name = safe_read.read_json(gcs.absolute(path) / NAME).get("base_model_name_or_path")
   return base_name if isinstance(base_name, str) else ""

@@ -1,10 +1,10 @@
-"""What PEFT's prompt tuning and prefix tuning hold, as t2t's config.prompt and config.prefix and back.
+"""Conversion between PEFT's prompt tuning and prefix tuning and t2t's config.prompt and config.prefix.
 
-Both have one matrix, `prompt_embeddings`, with a row for each position: of a prompt its vector; of a prefix the keys
-and the values of one layer after another.  A network that made those is not there, for they are what it gave.
+Both have one matrix, `prompt_embeddings`, with a row for each position: a vector of a prompt; or keys and values of all
+layers of a prefix. The network that computed a prefix is not stored.
 
-PEFT's prefix is that of the decoder, where there is one.  Behind an encoder its decoder's layer i gets the keys and
-values that stand at 2 i, modulo their number: what stands between is the cross-attention's, which passes it over.
+PEFT's prefix belongs to the decoder, if there is one.  After an encoder the decoder's layer i gets the keys and values
+at index 2 i, modulo their number; those in between belong to the cross-attention, which ignores them.
 
 Source: PEFT 0.21, src/peft/peft_model.py (get_prompt), src/peft/tuners/{prompt_tuning,prefix_tuning}.
 """
@@ -28,79 +28,83 @@ _PROMPT = "embed/prompt"
 
 
 def check(section: str, model: TransformerConfig, where: str) -> None:
-  """Whether theirs means the same on top of a model, with the heads that were trained, if any.
+  """Raises an error if PEFT computes another result for a model and its trained heads.
 
   Raises:
-    UserError: it does not; says why.
+    UserError: the results would differ.
   """
   if section == "prompt" and (model.heads or not model.kind.is_generative):
     raise UserError(
-      f"{where}: a prompt is exchanged with PEFT for models that write: its classes for tasks have heads that read the"
-      " first vector of the prompt, and t2t's the first token of the text; config.prefix is the same in both"
+      f"{where}: t2t converts prompts only for generative models: heads of PEFT's task classes read the"
+      " first vector of the prompt, and t2t's read the first token of the text. Use config.prefix, which is the same "
+      "in both."
     )
   if section == "prompt" and model.scale_embedding:
     raise UserError(
-      f"{where}: config.model.scale_embedding=True: whether a prompt is scaled as tokens are differs among versions of"
-      " transformers, so that it is not exchanged with PEFT"
+      f"{where}: config.model.scale_embedding=True: t2t does not convert prompts of such models, because only some"
+      " versions of transformers scale a prompt like tokens"
     )
   if section == "prefix" and not (model.heads or model.kind.is_generative):
     raise UserError(
-      f"{where}: PEFT has a prefix for an encoder alone with a task, SEQ_CLS or TOKEN_CLS; here is no head for one"
+      f"{where}: PEFT supports a prefix of an encoder-only model only with a task, SEQ_CLS or TOKEN_CLS; the "
+      "model has no head for one"
     )
 
 
 def _length(settings: Settings, where: str) -> int:
   length = settings.get("num_virtual_tokens")
   if type(length) is not int or length < 1:
-    raise UserError(f"{where}: num_virtual_tokens={str(length)[:40]!r}: must be a whole number, at least 1")
+    raise UserError(f"{where}: num_virtual_tokens={str(length)[:40]!r}: is not a whole number of at least 1")
   return length
 
 
 def prompt_fields(settings: Settings, where: str) -> dict[str, Any]:
-  """Fields of `PromptConfig`."""
+  """Returns fields of `PromptConfig`."""
   return {"length": _length(settings, where)}
 
 
 def prefix_fields(settings: Settings, where: str) -> dict[str, Any]:
-  """Fields of `PrefixConfig`, but for its side."""
+  """Returns fields of `PrefixConfig`, without its side."""
   return {"length": _length(settings, where), "hidden": 0}
 
 
 def _parts(settings: Settings, model: TransformerConfig, where: str) -> int:
-  """num_transformer_submodules: how often theirs counts everything."""
+  """Returns num_transformer_submodules, a factor of all sizes in PEFT."""
   parts = settings.get("num_transformer_submodules")
   parts = (2 if model.kind.has_encoder_and_decoder else 1) if parts is None else parts
   if type(parts) is not int or parts not in (1, 2):
-    raise UserError(f"{where}: num_transformer_submodules={str(parts)[:40]!r}: must be 1 or 2")
+    raise UserError(f"{where}: num_transformer_submodules={str(parts)[:40]!r}: is neither 1 nor 2")
   return parts
 
 
 def shape(section: str, settings: Settings, fields: Mapping[str, Any], model: TransformerConfig, where: str):
-  """Of `prompt_embeddings`, as the settings have it and the base needs it.
+  """Returns the shape of `prompt_embeddings` for the settings and the base.
 
   Raises:
-    UserError: they do not go together.
+    UserError: settings and base do not match.
   """
   length, parts = fields["length"], _parts(settings, model, where)
   if section == "prompt":
     return length * parts, model.embedding_dim or model.embed_dim
   if model.kind.has_encoder_and_decoder and parts != 2:
-    raise UserError(f"{where}: num_transformer_submodules={parts}: PEFT's prefix of an encoder-decoder has 2")
+    raise UserError(f"{where}: num_transformer_submodules={parts}: PEFT requires 2 for a prefix of an encoder-decoder")
   sizes = {"num_attention_heads": model.kv_heads, "token_dim": model.kv_heads * model.head_dim}
   for name, size in sizes.items():
     if settings.get(name) != size:
-      raise UserError(f"{where}: {name}={str(settings.get(name))[:40]}: the base's keys and values have {size}")
+      raise UserError(
+        f"{where}: {name}={str(settings.get(name))[:40]}: the base's keys and values have {size}. Give another --base."
+      )
   layers = settings.get("num_layers")
   least = getattr(model, f"num_{model.kind.predicts}_layers")
   if type(layers) is not int or layers < least or (layers > least and not model.kind.has_encoder_and_decoder):
-    raise UserError(f"{where}: num_layers={str(layers)[:40]}: the base has {least}")
+    raise UserError(f"{where}: num_layers={str(layers)[:40]}: the base has {least}. Give another --base.")
   return length, layers * 2 * sizes["token_dim"]
 
 
 def read(
   section: str, settings: Settings, fields: Mapping[str, Any], entry: TensorEntry, model: TransformerConfig
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-  """What was trained, by paths in the adapted model, and fields of the section besides."""
+  """Returns the trained tensors by paths in the adapted model, and further fields of the section."""
   length = fields["length"]
 
   def rows() -> np.ndarray:
@@ -109,7 +113,7 @@ def read(
     return value[:length]
 
   if section == "prompt":
-    # Of an encoder-decoder theirs has as many rows again, which nothing reads.
+    # For an encoder-decoder PEFT has unused extra rows.
     size = length, entry.shape[1]
     return {_PROMPT: Tensor(size, np.dtype(np.float32), (rows,))}, {}
   side = model.kind.predicts
@@ -127,7 +131,7 @@ def read(
 
 
 def _made(trained: Mapping[str, Tensor], side: str, name: str) -> np.ndarray:
-  """Keys or values of a prefix, [layers, length, heads * kv], as they are or as its network gives them."""
+  """Returns keys or values of a prefix, [layers, length, heads * kv], stored or computed by its network."""
   of = lambda part: np.asarray(trained[f"{side}/prefix/{part}"].read())
   if f"{side}/prefix/table" not in trained:
     return of(name)
@@ -138,10 +142,10 @@ def _made(trained: Mapping[str, Tensor], side: str, name: str) -> np.ndarray:
 def written(
   section: str, config: Any, trained: Mapping[str, Tensor], model: TransformerConfig, where: str
 ) -> tuple[dict[str, Any], np.ndarray, set[str]]:
-  """Fields of adapter_config.json, `prompt_embeddings`, and the paths that are in it.
+  """Returns fields of adapter_config.json, `prompt_embeddings`, and the exported paths.
 
   Raises:
-    UserError: a prefix of an encoder that has a decoder behind it.
+    UserError: the prefix belongs to the encoder of an encoder-decoder.
   """
   side, length = model.kind.predicts, config.length
   settings = {"num_virtual_tokens": length, "num_transformer_submodules": 1}
@@ -153,7 +157,7 @@ def written(
   _check_sides(config, model, where)
   both = np.stack([_made(trained, side, name) for name in ("keys", "values")], axis=1)  # [layers, 2, length, kv]
   if model.kind.has_encoder_and_decoder:
-    # Between them what the cross-attention passes over.
+    # Insert unused entries for the cross-attention.
     both, settings["num_transformer_submodules"] = np.stack([both, np.zeros_like(both)], axis=1), 2
   both = both.reshape(-1, 2, *both.shape[-2:])
   sizes = {"token_dim": both.shape[-1], "num_attention_heads": model.kv_heads, "num_layers": both.shape[0]}
@@ -169,6 +173,7 @@ def _check_sides(config: PrefixConfig, model: TransformerConfig, where: str) -> 
   sides = [side for side in model.kind.sides if side in config.sides]
   if sides != [model.kind.predicts]:
     raise UserError(
-      f"{where}: config.prefix.sides={','.join(config.sides)}: PEFT's prefix is the {model.kind.predicts}'s alone; only"
-      f" one that was trained with config.prefix.sides={model.kind.predicts} is written"
+      f"{where}: config.prefix.sides={','.join(config.sides)}: PEFT supports a prefix only in the "
+      f"{model.kind.predicts}."
+      f" Train with --config.prefix.sides={model.kind.predicts}."
     )

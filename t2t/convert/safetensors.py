@@ -1,9 +1,9 @@
-"""Files in the safetensors format, read and written tensor by tensor.
+"""Reads and writes safetensors files tensor by tensor.
 
-A file is 8 bytes with the length of a JSON header; the header, {name: {"dtype", "shape", "data_offsets"}};
-and the tensors' bytes, row by row and little-endian, at those offsets from the header's end.
-Why not the library of that name (0.8.0): it opens files of this machine alone, no buckets; it writes a file from
-tensors that are all in memory at once; and of a file that was cut off it does not say which one or how long it must be.
+A file is 8 bytes with the length of a JSON header; the header, {name: {"dtype", "shape", "data_offsets"}}; and the
+tensors' bytes, row-major and little-endian, at those offsets from the header's end. The safetensors library (0.8.0) is
+not used: it opens only local files, needs all tensors in memory to write a file, and its error for a truncated file
+contains neither the path nor the expected size.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -22,13 +22,13 @@ import numpy as np
 from t2t import UserError
 from t2t.storage import safe_read
 
-# Those of parameters; the rest are buffers, or weights that were quantised.
+# Dtypes of parameters; other dtypes are buffers or quantized weights.
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(jnp.bfloat16)}
-# Bytes of each dtype that the format knows.
+# Bytes of each dtype of the format.
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _SIZES |= {"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 _SIZES |= {"I64": 8, "U64": 8, "F64": 8, "C64": 8}
-# Of 100,000 tensors. The format allows 100 MB, which as Python's objects would take gigabytes.
+# Enough for 100,000 tensors. The format allows 100 MB, which would take gigabytes as Python objects.
 _LARGEST_HEADER = safe_read.MOST_JSON
 _ALIGNMENT = 8
 _MOST_DIMENSIONS = 16
@@ -36,11 +36,11 @@ _MOST_DIMENSIONS = 16
 
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
-  """A tensor of a file: where its bytes are.
+  """Description of a tensor in a file.
 
   path: the file.
   name: the tensor's.
-  dtype: as the format calls it.
+  dtype: in the format's terms.
   shape: rows first.
   begin: offset of its first byte in the file.
   """
@@ -53,66 +53,66 @@ class TensorEntry:
 
   @property
   def nbytes(self) -> int:
-    """In the file."""
     return math.prod(self.shape) * _SIZES[self.dtype]
 
   def read(self) -> np.ndarray:
-    """The tensor, and nothing else of the file.
+    """Reads the tensor, and no other part of the file.
 
     Raises:
-      UserError: not a float: it was quantised, or is no parameter.
+      UserError: it is not a float: it was quantized, or is not a parameter.
     """
     if self.dtype not in DTYPES:
       raise UserError(
         f"{self.path}: {self.name} is {self.dtype}; parameters must be {', '.join(DTYPES)}."
-        " A quantised checkpoint must be turned into floats by what quantised it"
+        " Convert a quantized checkpoint to floats first, with the library that quantized it."
       )
     with self.path.open("rb") as file:
       file.seek(self.begin)
       content = file.read(self.nbytes)
     if len(content) != self.nbytes:
-      raise UserError(f"{self.path}: ends within {self.name}; the file was cut off while it was read")
+      raise UserError(
+        f"{self.path}: ends within {self.name}; the file was truncated during the read. Run the command again."
+      )
     return np.frombuffer(content, DTYPES[self.dtype]).reshape(self.shape)
 
 
 def read_header(path: epath.Path) -> dict[str, TensorEntry]:
-  """The tensors of a file by name; only the header is read.
+  """Reads the header of a file; returns its tensors by name.
 
   Raises:
-    UserError: not a safetensors file, or one that was cut off: says how long it must be; or tensors that are not what
-      their offsets say, one upon the other, or with bytes between them that belong to none.
+    UserError: the file is not safetensors, is truncated, or its tensors overlap or leave unused bytes.
   """
   size = safe_read.size(path)
   with path.open("rb") as file:
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or (size >= 9 and file.read(1) != b"{"):
-      raise UserError(f"{path}: not a safetensors file ({size:,} bytes, no header); download or export it again")
+      raise UserError(f"{path}: is not a safetensors file ({size:,} bytes, no header). Download or export it again.")
     if 8 + length > size:
-      raise UserError(f"{path}: cut off: its header is {length:,} bytes long, the file {size:,}; {_AGAIN}")
+      raise UserError(f"{path}: is truncated: its header has {length:,} bytes, the file {size:,}; {_AGAIN}")
     if length > _LARGEST_HEADER:
-      raise UserError(f"{path}: its header is {length:,} bytes long; {_LARGEST_HEADER:,} are the most that is read")
+      raise UserError(f"{path}: its header has {length:,} bytes, more than the limit of {_LARGEST_HEADER:,}; {_AGAIN}")
     file.seek(8)
     text = file.read(length)
   try:
     header = json.loads(text, object_pairs_hook=_once)
-    # One that is no object, as a list, has no items.
+    # A header that is not a JSON object has no items.
     entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
   except (ValueError, RecursionError, AttributeError) as error:
     if isinstance(error, UserError):
       raise
-    raise UserError(f"{path}: its header is not that of a safetensors file ({error!r}); {_AGAIN}") from error
+    raise UserError(f"{path}: its header is not valid safetensors ({error!r}); {_AGAIN}") from error
   needed = max((entry.begin + entry.nbytes for entry in entries.values()), default=8 + length)
   if needed > size:
-    raise UserError(f"{path}: cut off: its header says {needed:,} bytes, the file has {size:,}; {_AGAIN}")
+    raise UserError(f"{path}: is truncated: its header requires {needed:,} bytes, the file has {size:,}; {_AGAIN}")
   _check_gapless(path, list(entries.values()), begin=8 + length, end=size)
   return entries
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-  """An object of JSON, none of whose names comes twice: readers would not agree which one counts."""
+  """Builds a JSON object; rejects duplicate names, because readers would differ in which one counts."""
   if safe_read.name_given_twice(pairs) is not None:
-    raise ValueError("a name stands in it twice")
+    raise ValueError("a name occurs twice")
   return dict(pairs)
 
 
@@ -121,42 +121,45 @@ def _is_size(value: Any) -> bool:
 
 
 def _entry(path: epath.Path, name: str, value: Any, start: int) -> TensorEntry:
-  """What a header says of one tensor."""
+  """Parses a header's entry of one tensor."""
   if not isinstance(value, dict):
-    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, no tensor; {_AGAIN}")
+    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, not a tensor; {_AGAIN}")
   dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
   for key, sizes in (("shape", shape), ("data_offsets", offsets)):
     if not isinstance(sizes, list) or len(sizes) > _MOST_DIMENSIONS or not all(map(_is_size, sizes)):
-      raise UserError(f"{path}: {name}: its {key} is {str(sizes)[:40]}, no list of sizes; {_AGAIN}")
+      raise UserError(f"{path}: {name}: its {key} is {str(sizes)[:40]}, not a list of sizes; {_AGAIN}")
   if not isinstance(dtype, str) or dtype not in _SIZES:
-    raise UserError(f"{path}: {name} is of dtype {str(dtype)[:40]!r}; known are {', '.join(_SIZES)}")
+    raise UserError(
+      f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}; known are {', '.join(_SIZES)}. Download the file "
+      "again."
+    )
   if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _SIZES[dtype]:
-    raise UserError(f"{path}: {name} is {dtype} {shape}, which its offsets {offsets} do not say; {_AGAIN}")
+    raise UserError(f"{path}: {name} is {dtype} {shape}, which does not match its offsets {offsets}; {_AGAIN}")
   return TensorEntry(path, name, dtype, tuple(shape), start + offsets[0])
 
 
 def _check_gapless(path: epath.Path, entries: list[TensorEntry], *, begin: int, end: int) -> None:
-  """Whether tensors lie one behind the other, as the format asks: none shows another's bytes, and none are hidden."""
+  """Checks that tensors are contiguous, as the format requires: no shared and no hidden bytes."""
   before = "the header"
   for entry in sorted(entries, key=lambda entry: (entry.begin, entry.nbytes)):
     if entry.begin != begin:
-      problem = "overlap" if entry.begin < begin else "leave bytes between them"
+      problem = "overlap" if entry.begin < begin else "leave unused bytes between them"
       raise UserError(f"{path}: {before} and {entry.name} {problem}, by their offsets; {_AGAIN}")
     begin, before = entry.begin + entry.nbytes, entry.name
   if begin != end:
-    raise UserError(f"{path}: {end - begin:,} bytes follow that belong to no tensor; {_AGAIN}")
+    raise UserError(f"{path}: {end - begin:,} bytes after the last tensor belong to none; {_AGAIN}")
 
 
 _AGAIN = "copy or download it again"
 
 
 class SafetensorsWriter:
-  """Writes one file from its first byte to its last; buckets take no other order.
+  """Writes one file sequentially, as buckets require.
 
   Args:
     path: the file.
-    shapes: name -> shape, in the order in which they will be written.
-    dtype: a key of `DTYPES`, of all of them.
+    shapes: name -> shape, in writing order.
+    dtype: a key of `DTYPES`, of all tensors.
   """
 
   def __init__(self, path: epath.Path, shapes: Mapping[str, tuple[int, ...]], *, dtype: str):
@@ -168,10 +171,10 @@ class SafetensorsWriter:
       header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
       offset = end
     text = json.dumps(header).encode()
-    # Spaces, so that the tensors begin at a multiple of their own size.
+    # Pad with spaces, so that the tensors are aligned.
     text += b" " * (-len(text) % _ALIGNMENT)
-    self._remote = "://" in str(path)  # where what is written must be bytes
-    # Of a bucket `open` gives what is to be entered, and not yet a file.
+    self._remote = "://" in str(path)  # buckets need bytes objects
+    # For a bucket `open` returns a context manager, not a file.
     self._closing = contextlib.ExitStack()
     self._file: BinaryIO = self._closing.enter_context(path.open("wb"))
     self._file.write(len(text).to_bytes(8, "little") + text)
@@ -180,7 +183,7 @@ class SafetensorsWriter:
     """Writes the next tensor; returns its size in bytes."""
     expected, shape = self._left.pop(0)
     if name != expected or value.shape != tuple(shape):
-      raise ValueError(f"{expected} {shape} comes next, not {name} {value.shape}")
+      raise ValueError(f"expected {expected} {shape}, got {name} {value.shape}")
     content = np.ascontiguousarray(value, self._dtype)
     self._file.write(content.tobytes() if self._remote else content.reshape(-1).view(np.uint8).data)
     return content.nbytes
@@ -193,7 +196,7 @@ class SafetensorsWriter:
 
 
 def shards(sizes: Iterable[tuple[str, int]], max_bytes: int) -> list[list[str]]:
-  """Names in as many lists as files are needed, none larger than `max_bytes` unless it is a single tensor.
+  """Splits names into as few files as possible, each at most `max_bytes` large unless it has a single tensor.
 
   In:  [("a", 3), ("b", 4), ("c", 2)], 6
   Out: [["a"], ["b", "c"]]

@@ -1,8 +1,8 @@
-"""T5X checkpoints as t2t models: folders of zarr arrays, and single msgpack files.
+"""Reads T5X checkpoints as t2t models: folders of zarr arrays, and single msgpack files.
 
-A checkpoint is a tree {"target": parameters, "state": optimizer}, in msgpack.  Its arrays stand in the tree or, written
-by TensorStore, in a folder each: target.decoder.decoder_norm.scale/.zarray.  Layers are `layers_0`, `layers_1`, ... or,
-where T5X scans them, one array with an axis of layers, which is the second one.
+A checkpoint is a tree {"target": parameters, "state": optimizer}, in msgpack.  Its arrays are in the tree, or in a
+folder each, written by TensorStore: target.decoder.decoder_norm.scale/.zarray.  Layers are `layers_0`, `layers_1`, ...
+or, if T5X scans them, one array with a layer axis, the second one.
 
 T5X is not needed, nothing is unpickled, and arrays are read one at a time.
 """
@@ -29,18 +29,18 @@ from t2t.storage import gcs, safe_read, vocabulary_files
 
 _KERNELS = ("query", "key", "value", "out")
 _MLP = {True: {"gate": "wi_0", "up": "wi_1", "down": "wo"}, False: {"up": "wi", "down": "wo"}}
-# Stack -> our attention -> T5X's name of it.
+# Stack -> t2t's attention -> T5X's name.
 _ATTENTION = {
   "encoder": {"self_attention": "attention"},
   "decoder": {"self_attention": "self_attention", "cross_attention": "encoder_decoder_attention"},
 }
 _NORM = {"self_attention": "pre_{}_layer_norm", "cross_attention": "pre_cross_attention_layer_norm"}
-_LAYER = "layers_{}"  # which layer an array belongs to
-_RELATIVE = ("relpos_bias", "relative_posemb")  # what has the table of relative positions is called either
+_LAYER = "layers_{}"  # path segment of a layer
+_RELATIVE = ("relpos_bias", "relative_posemb")  # alternative names of the relative position table
 
 
 def names(model: TransformerConfig) -> dict[str, str]:
-  """Path of our parameter -> T5X's, with `layers_{}` for the layers.
+  """Returns path of a t2t parameter -> T5X's, with `layers_{}` for the layers.
 
   Out: {"embed/table": "token_embedder/embedding",
         "encoder/layers/self_attention/query": "encoder/layers_{}/attention/query/kernel", ...}
@@ -63,23 +63,24 @@ def names(model: TransformerConfig) -> dict[str, str]:
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 _FIRST_KEYS = (
-  # Of T5X's own files, and of those that Orbax wrote for it.
+  # Keys of T5X's own files, and of files that Orbax wrote for it.
   *("version", "optimizer", "target", "state"),
   *("_optimizer", "flax_mutables", "flax_mutables_axes", "params_axes"),
 )
-# Of what T5X trains; its files of version 2 have bfloat16 as 16 bits, TensorStore a name of its own for it.
+# Dtypes of T5X; its files of version 2 store bfloat16 as 16 bits, and TensorStore has its own name.
 _ZARR_DTYPES = ("<f4", "<f2", "<f8", "<u2", "bfloat16", ">f4", ">f2", ">f8")
-_MOST_PACKED, _SMALL = 4_096, 2**24  # numbers for a byte of compressed ones, of which more are zeros; numbers anyway
+# limits of numbers per compressed byte (more are zeros), and of numbers at any compression
+_MOST_PACKED, _SMALL = 4_096, 2**24
 _PLACEHOLDER = "PLACEHOLDER://"
 _STEP = re.compile(r"(?:.*\.)?checkpoint_(\d+)")
 _PARAMETERS = "target"
-_TENSORFLOW = b"model_checkpoint_path"  # what a folder of TensorFlow's has in its file `checkpoint`
-TENSORFLOW = "is a TensorFlow checkpoint, as Mesh TensorFlow's T5 wrote them; t2t reads T5X's and Hugging Face's"
+_TENSORFLOW = b"model_checkpoint_path"  # content of TensorFlow's file `checkpoint`
+TENSORFLOW = "is a TensorFlow checkpoint of Mesh TensorFlow's T5. Convert it to T5X or Hugging Face first."
 
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-  """An array of a checkpoint: `read(axis)` reads it with this axis in front."""
+  """An array of a checkpoint: `read(axis)` reads it with this axis first."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -87,7 +88,7 @@ class _Array:
 
 
 def _file_or_folder(path: epath.Path) -> epath.Path | None:
-  """The msgpack file of a checkpoint, or its folder if it has none."""
+  """Returns the msgpack file of a checkpoint, or its folder if it has none."""
   if not path.is_dir():
     return path if flax_msgpack.first_key(path) in _FIRST_KEYS else None
   for folder in (path, path / "state"):
@@ -107,12 +108,12 @@ def _array_folders(folder: epath.Path) -> list[epath.Path]:
 
 
 def is_t5x(path: str) -> bool:
-  """Whether there is a T5X checkpoint at `path`, or in it the last of several; looks at names and first bytes."""
+  """Returns whether a T5X checkpoint, or a folder of several, is at `path`; reads file names and first bytes."""
   return _file_or_folder(gcs.absolute(path)) is not None
 
 
 def _zarr(folder: epath.Path) -> dict:
-  """What TensorStore opens."""
+  """Returns TensorStore's spec."""
   path = os.fspath(folder)
   if path.startswith("gs://"):
     bucket, _, path = path.removeprefix("gs://").partition("/")
@@ -121,27 +122,27 @@ def _zarr(folder: epath.Path) -> dict:
 
 
 def _check_header(name: str, folder: epath.Path) -> bool:
-  """What TensorStore is not asked to find out: it waits for pipes, and makes room for whatever is said.
+  """Checks an array's header before TensorStore, which waits for pipes and allocates any size.
 
   Returns:
-    Whether the array has a fill value.  TensorStore, asked for it, keeps what it answers for ever.
+    Whether the array has a fill value.  (TensorStore caches its answer forever.)
 
   Raises:
-    UserError: sizes, or a dtype, that no array of parameters has.
+    UserError: sizes or dtype are impossible for parameters.
   """
   path = folder / ".zarray"
   wrong = lambda problem: UserError(
-    f"{folder}: cannot be read as a zarr array of {name}: {problem}; copy the checkpoint again"
+    f"{folder}: cannot be read as the zarr array {name}: {problem}. Copy the checkpoint again."
   )
   header = safe_read.read_json(path)
   shape, chunks, dtype = (header.get(key) for key in ("shape", "chunks", "dtype"))
   for key, sizes, least in (("shape", shape, 0), ("chunks", chunks, 1)):
     if not isinstance(sizes, list) or not all(type(size) is int and least <= size < 2**48 for size in sizes):
-      raise wrong(f"its {key} is {str(sizes)[:40]}, no list of sizes")
+      raise wrong(f"its {key} is {str(sizes)[:40]}, not a list of sizes")
   if len(shape) != len(chunks) or any(chunk > max(size, 1) for size, chunk in zip(shape, chunks, strict=True)):
-    raise wrong(f"it has chunks of {str(chunks)[:40]} for an array of {str(shape)[:40]}")
+    raise wrong(f"chunks of {str(chunks)[:40]} do not fit an array of {str(shape)[:40]}")
   if dtype not in _ZARR_DTYPES:
-    raise wrong(f"its dtype is {str(dtype)[:40]!r}, and that of parameters one of {', '.join(_ZARR_DTYPES)}")
+    raise wrong(f"its dtype is {str(dtype)[:40]!r}, but parameters have one of {', '.join(_ZARR_DTYPES)}")
   fills = header.get("fill_value") is not None
   if "://" in str(folder):
     return fills
@@ -150,20 +151,22 @@ def _check_header(name: str, folder: epath.Path) -> bool:
     if not child.name.startswith("."):
       stored += safe_read.size(child)
   if math.prod(shape) > max(_SMALL, _MOST_PACKED * stored):
-    raise wrong(f"it says an array of {shape}, but its chunks have {stored:,} bytes in all")
+    raise wrong(f"its header describes an array of {shape}, but its chunks have only {stored:,} bytes in all")
   return fills
 
 
 def _open_all(folders: Mapping[str, epath.Path]) -> dict[str, _Array]:
-  """The arrays in folders of their own, all opened at once."""
+  """Opens arrays in separate folders concurrently."""
   fills = {name: _check_header(name, folder) for name, folder in folders.items()}
   opening = {name: tensorstore.open(_zarr(folder), open=True, read=True) for name, folder in folders.items()}
   stores = {}
   for name, future in opening.items():
     try:
       stores[name] = future.result()
-    except Exception as error:  # each part of TensorStore raises something else
-      raise UserError(f"{folders[name]}: cannot be read as a zarr array of {name}: {_first_line(error)}") from error
+    except Exception as error:  # TensorStore raises many classes
+      raise UserError(
+        f"{folders[name]}: cannot be read as the zarr array {name}: {_first_line(error)}. Copy the checkpoint again."
+      ) from error
   listing = {name: store.kvstore.list() for name, store in stores.items()}
   for name, store in stores.items():
     if not fills[name]:
@@ -176,16 +179,18 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_whole(folder: epath.Path, store: tensorstore.TensorStore, keys: list[bytes]) -> None:
-  """TensorStore takes a chunk whose file is gone for zeros; without a fill value every chunk has been written."""
+  """Checks the number of chunks, because TensorStore reads a missing chunk as zeros; without a fill value none may be
+  missing.
+  """
   chunks = store.chunk_layout.read_chunk.shape
   wanted = int(np.prod([-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True)], dtype=np.int64))
   num_chunks = sum(not key.rpartition(b"/")[2].startswith(b".") for key in keys)
   if num_chunks < wanted:
-    raise UserError(f"{folder}: {num_chunks} of its {wanted} chunks are there; copy the checkpoint again")
+    raise UserError(f"{folder}: only {num_chunks} of its {wanted} chunks exist. Copy the checkpoint again.")
 
 
 def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
-  # T5X's files of version 2 hold bfloat16 as 16 bits without a meaning.
+  # T5X's files of version 2 store bfloat16 as 16-bit integers.
   dtype = store.dtype.numpy_dtype
   dtype = np.dtype(jnp.bfloat16) if dtype == np.uint16 else dtype
 
@@ -193,8 +198,8 @@ def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
     order = [axis, *(other_axis for other_axis in range(store.rank) if other_axis != axis)] if store.rank else []
     try:
       return store.transpose(order).read().result().view(dtype)
-    except Exception as error:  # as above
-      raise UserError(f"{folder} cannot be read: {_first_line(error)}; copy the checkpoint again") from error
+    except Exception as error:  # many classes, as above
+      raise UserError(f"{folder}: cannot be read: {_first_line(error)}. Copy the checkpoint again.") from error
 
   return _Array(tuple(store.shape), dtype, read)
 
@@ -204,7 +209,7 @@ def _in_file(array: flax_msgpack.MsgpackArray) -> _Array:
 
 
 def _leaves(tree: flax_msgpack.Tree, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], flax_msgpack.Tree]:
-  """Path -> array, placeholder or specification of an array, of all that are there."""
+  """Returns path -> array, placeholder or array specification, for all leaves."""
   if isinstance(tree, dict) and (
     not {"driver", "kvstore"} <= tree.keys() or not isinstance(tree["kvstore"], str | dict)
   ):
@@ -216,14 +221,14 @@ def _leaves(tree: flax_msgpack.Tree, prefix: tuple[str, ...] = ()) -> dict[tuple
 
 
 def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
-  """The parameters of a checkpoint by name, "encoder/encoder_norm/scale", and how many other arrays it has."""
+  """Returns the parameters of a checkpoint by name, "encoder/encoder_norm/scale", and the number of other arrays."""
   if path.is_dir():
     folders = {child.name.split(".", 1)[1].replace(".", "/"): child for child in _array_folders(path)}
     num_other = sum(child.name.startswith("state.") for child in path.iterdir())
     return _open_all(folders), num_other
   tree = flax_msgpack.read(path)
   if not isinstance(tree, dict):
-    raise UserError(f"{path}: is no checkpoint of T5X, whose first value is a dict; copy it again")
+    raise UserError(f"{path}: is not a T5X checkpoint, because its first value is not a dict. Copy it again.")
   for key in ("optimizer", "_optimizer"):
     tree = tree[key] if isinstance(tree.get(key), dict) else tree
   parameters = _leaves(tree.get(_PARAMETERS))
@@ -231,38 +236,38 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
   for keys, leaf in parameters.items():
     name = "/".join(keys)
     if name in arrays or name in folders:
-      raise UserError(f"{path}: two of its arrays are called {name}; take out the wrong one")
+      raise UserError(f"{path}: two of its arrays have the name {name}. Remove the wrong one.")
     if isinstance(leaf, flax_msgpack.MsgpackArray):
       arrays[name] = _in_file(leaf)
     elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
       folders[name] = _beside(path, leaf.removeprefix(_PLACEHOLDER), name)
     elif isinstance(leaf, dict):
-      # Where it lay when it was written does not matter: beside this file, under its own name.
+      # The recorded folder may have moved: use the folder of the same name beside this file.
       store = leaf["kvstore"]
       where = store if isinstance(store, str) else store.get("path") or leaf.get("path")
       folders[name] = _beside(path, str(where), name)
     else:
-      raise UserError(f"{path}: {name} is no array but {str(leaf)[:40]!r}")
+      raise UserError(f"{path}: {name} is {str(leaf)[:40]!r}, not an array. Copy the checkpoint again.")
   return arrays | _open_all(folders), len(_leaves(tree)) - len(parameters)
 
 
 def _beside(path: epath.Path, where: str, name: str) -> epath.Path:
-  """The folder of an array, which lies beside its file under the last part of the name that it had."""
+  """Returns the folder of an array: beside its file, with the last part of the recorded name."""
   folder_name = epath.Path(where).name
   if not vocabulary_files.is_own(folder_name):
-    raise UserError(f"{path}: {name} is said to lie at {where[:40]!r}, which names no folder beside it; copy it again")
+    raise UserError(f"{path}: {name} refers to {where[:40]!r}, which is not a folder name. Copy the checkpoint again.")
   return path.parent / folder_name
 
 
-# ---- The model -------------------------------------------------------------------------------------------------------
+# ---- Model -----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layers:
-  """How the layers of one stack are stored.
+  """Storage of the layers of one stack.
 
-  number: how many there are.
-  scanned: what stands in place of `layers_{}`, if they are one array.
+  number: of layers.
+  scanned: replaces `layers_{}`, if the layers are one array.
   axis: of layers, if they are one array.
   """
 
@@ -271,14 +276,14 @@ class _Layers:
   axis: int = 0
 
   def names(self, theirs: str) -> list[str]:
-    """What a name is for each of the layers, or for all of them."""
+    """Returns the names of an array for each layer, or the one for all of them."""
     if self.scanned:
       return [theirs.replace(_LAYER, self.scanned)]
     return [theirs.format(index) for index in range(self.number)]
 
 
 class _T5xReader:
-  """The arrays of one checkpoint, and what their names and shapes say of the model."""
+  """The arrays of one checkpoint; their names and shapes determine the model."""
 
   def __init__(self, path: epath.Path, arrays: dict[str, _Array]):
     self.path = path
@@ -292,8 +297,8 @@ class _T5xReader:
     if name not in self.arrays:
       shown = ", ".join(sorted(self.arrays)[:3])
       raise UserError(
-        f"{self.path}: {name} is missing, without which it is no encoder-decoder of T5X's; it has {shown or 'nothing'}"
-        f"{f' and {len(self.arrays) - 3} more' if len(self.arrays) > 3 else ''}"
+        f"{self.path}: {name} is missing, so it is not a T5X encoder-decoder; it has {shown or 'no arrays'}"
+        f"{f' and {len(self.arrays) - 3} more' if len(self.arrays) > 3 else ''}. Give another checkpoint."
       )
     shape = self.arrays[name].shape
     if len(shape) not in ranks:
@@ -314,13 +319,13 @@ class _T5xReader:
     axis = 1 if shape[0] == self.embed_dim else 0
     if shape[0] == shape[1]:
       self.notes.append(
-        f"its {stack} has as many layers as features, {shape[0]}, so that shapes do not tell their axes apart: the"
-        " second was taken for the layers, as T5X has it by default"
+        f"its {stack} has as many layers as features, {shape[0]}, so that shapes do not distinguish the axes: the"
+        " second was taken as the layer axis, T5X's default"
       )
     return _Layers(shape[axis], scanned, axis)
 
   def _share_relative_positions(self) -> None:
-    """Keeps one table of relative positions for a stack, under one name, if all that are there are the same."""
+    """Keeps one table of relative positions per stack, under one name, if all tables are equal."""
     for stack, layers in self.layers.items():
       kept_name = f"{stack}/{_RELATIVE[0]}/rel_embedding"
       stack_names = [f"{stack}/{name}/rel_embedding" for name in _RELATIVE]
@@ -335,7 +340,7 @@ class _T5xReader:
         )
 
   def _one_table(self, stack: str, names: list[list[str]], *, is_whole: Callable[[str], bool]) -> _Array:
-    """The table that several arrays hold, which are taken out: of a stack, or of each of its layers.
+    """Removes several arrays of a stack, or of its layers, and returns their common table.
 
     Raises:
       UserError: they differ.
@@ -351,24 +356,24 @@ class _T5xReader:
     differs = [name for name, x in tables.items() if x.shape[1:] != first.shape[1:] or not (x == first[:1]).all()]
     if differs and len(names) == 1:
       raise UserError(
-        f"{self.path}: each layer of its {stack} has a table of relative positions of its own ({first_name}), as"
-        " models that T5X's scalable_t5 trained and umT5 have; a t2t model has one table for a stack, so that"
-        " this one cannot be converted without changing what it computes"
+        f"{self.path}: each layer of its {stack} has its own table of relative positions ({first_name}), as in"
+        " umT5 and models trained by T5X's scalable_t5. t2t's model has one table per stack, so that"
+        " it cannot represent this checkpoint"
       )
     if differs:
       raise UserError(
-        f"{self.path}: its {stack} has two tables of relative positions that differ, {first_name} and {differs[0]}; a"
-        " t2t model has one for a stack. Take out the one that the model was not trained with"
+        f"{self.path}: its {stack} has two different tables of relative positions, {first_name} and {differs[0]};"
+        " t2t's model has one per stack. Remove the one that the model was not trained with."
       )
     if len(names) == 1:
-      self.notes.append(f"the layers of its {stack} have the same table of relative positions each; one was kept")
+      self.notes.append(f"all layers of its {stack} have the same table of relative positions; one was kept")
     else:
       self.notes.append(f"its {stack} has the same table of relative positions under several names; one was kept")
     value = first[0]
     return _Array(value.shape, value.dtype, lambda axis: np.moveaxis(value, axis, 0))
 
   def _of_one_layer(self, theirs: str, *ranks: int) -> tuple[int, ...]:
-    """The shape that an array of the encoder has in one layer."""
+    """Returns the shape of an encoder array for one layer."""
     layers = self.layers["encoder"]
     shape = list(self._shape(layers.names(theirs)[0], *(rank + bool(layers.scanned) for rank in ranks)))
     if layers.scanned:
@@ -376,7 +381,7 @@ class _T5xReader:
     return tuple(shape)
 
   def config(self) -> TransformerConfig:
-    """The model: what shapes do not say is as in T5."""
+    """Returns the model's config; T5's settings replace what shapes do not determine."""
     heads, buckets = self._shape(f"encoder/{_RELATIVE[0]}/rel_embedding", 2)
     query = self._of_one_layer(f"encoder/{_LAYER}/attention/query/kernel", 2, 3)
     gated = any("/mlp/wi_0/" in name for name in self.arrays)
@@ -384,8 +389,8 @@ class _T5xReader:
     joined = int(np.prod(query[1:]))
     if joined % heads:
       raise UserError(
-        f"{self.path}: {heads} heads, by the table of relative positions, do not divide the {joined} columns of"
-        " encoder/.../query/kernel"
+        f"{self.path}: the {heads} heads of the table of relative positions do not divide the {joined} columns of"
+        " encoder/.../query/kernel. Copy the checkpoint again."
       )
     return TransformerConfig(
       architecture="encoder_decoder",
@@ -403,10 +408,10 @@ class _T5xReader:
     )
 
   def tensors(self, model: TransformerConfig) -> dict[str, Tensor]:
-    """Our parameters.
+    """Returns t2t's parameters.
 
     Raises:
-      UserError: arrays are missing, left over, or of another shape than the others ask for.
+      UserError: arrays are missing, left over, or have inconsistent shapes.
     """
     wanted, places, shapes = {}, {}, expected(model)
     for ours, theirs in names(model).items():
@@ -415,7 +420,7 @@ class _T5xReader:
       for name in places[ours][0]:
         rank = len(self.arrays[name].shape) if name in self.arrays else 0
         wanted[name] = _theirs(ours, shapes[ours].shape, layers, rank=rank, head_dim=model.head_dim)
-    hint = "expected is what the sizes of the embedding, the relative positions and the encoder's first layer ask for"
+    hint = "the expected shapes follow from the embedding, the relative positions and the encoder's first layer"
     compare(str(self.path), {name: array.shape for name, array in self.arrays.items()}, wanted, hint=hint)
     return {ours: self._tensor(ours, shapes[ours].shape, *sources) for ours, sources in places.items()}
 
@@ -426,7 +431,7 @@ class _T5xReader:
     def part(name: str) -> np.ndarray:
       array = self.arrays[name].read(0 if layers is None else layers.axis)
       check_finite(array, f"{self.path}: {name}")
-      # A table of relative positions is [heads, buckets]; heads that are an axis of their own are joined.
+      # A table of relative positions is [heads, buckets]; a separate head axis is joined.
       return array.T if _is_transposed(ours) else array.reshape(part_shape)
 
     parts = tuple(functools.partial(part, name) for name in array_names)
@@ -438,7 +443,7 @@ def _is_transposed(ours: str) -> bool:
 
 
 def _theirs(ours: str, shape: tuple[int, ...], layers: _Layers | None, *, rank: int, head_dim: int) -> tuple[int, ...]:
-  """The shape of T5X's array: one layer of our parameter, with the axis of layers where it is; heads joined or not."""
+  """Returns the shape of T5X's array for a t2t parameter: one layer, or with a layer axis; heads joined or not."""
   if layers is None:
     return shape[::-1] if _is_transposed(ours) else shape
   layer_shape = list(shape[1:])
@@ -451,16 +456,16 @@ def _theirs(ours: str, shape: tuple[int, ...], layers: _Layers | None, *, rank: 
 
 
 def open_foreign(path: str, *, where: str = "") -> Foreign:
-  """The T5X checkpoint at `path`, of which no array is read yet.
+  """Opens the T5X checkpoint at `path` with lazy parameters.
 
   Args:
-    path: its folder or single file, or a folder of which it is the last; local or gs://. A single file of a bucket is
-      read whole, a local one array by array.
-    where: what the user named it with, for messages.
+    path: its folder or single file, or a folder with several checkpoints, of which the last is taken; local or gs://. A
+      single file in a bucket is read whole, a local one array by array.
+    where: the option or key of the path, for messages.
 
   Raises:
-    UserError: no T5X checkpoint, one that is cut off, of something else than an encoder-decoder, or with arrays
-      missing, unknown or of a wrong shape.
+    UserError: it is not a T5X checkpoint, is truncated, is not an encoder-decoder, or has missing, unknown or wrongly
+      shaped arrays.
   """
   root = gcs.absolute(path)
   checkpoint_path = _file_or_folder(root)
@@ -474,11 +479,11 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   notes = [
     *([f"its optimizer's state was left out ({num_other:,} arrays)"] if num_other else []),
     *reader.notes,
-    f"assumed, since a T5X checkpoint does not say it: {activation} in the feed-forward layers"
+    f"assumed, because a T5X checkpoint does not store it: {activation} in the feed-forward layers"
     f" (config.model.mlp_activation={model.mlp_activation}; UL2's is gated_silu), relative positions up to"
     f" {model.relative_position_max_distance} and norms with epsilon {model.norm_epsilon:g}, as in T5",
-    f"a T5X checkpoint has no vocabulary, and its embedding has {model.vocab_size:,} rows: name the one that it was"
-    " trained with, T5's spiece.model for example, to `t2t convert` with --vocabulary, or later to `t2t train` and"
+    f"a T5X checkpoint has no vocabulary, and its embedding has {model.vocab_size:,} rows: give the one that it was"
+    " trained with, for example T5's spiece.model, to `t2t convert` with --vocabulary, or later to `t2t train` and"
     " `t2t eval` with --config.data.vocabulary",
   ]
   return Foreign(
@@ -499,14 +504,14 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
 
 def _nothing_there(root: epath.Path, path: str) -> str:
   if not root.exists():
-    return f"{path}: no such file or folder"
+    return f"{path}: no such file or folder. Check the path."
   if is_tensorflow(root):
     return f"{path}: {TENSORFLOW}"
-  return f"{path}: no T5X checkpoint there; looked for {looked_for(root)}"
+  return f"{path}: no T5X checkpoint; looked for {looked_for(root)}"
 
 
 def looked_for(root: epath.Path) -> str:
-  """What would have been a T5X checkpoint at `root`, for messages."""
+  """Describes the searched paths of a T5X checkpoint at `root`, for messages."""
   return (
     f"msgpack in {root} and {root}/checkpoint, for folders {root}/target.*/ with .zarray, and for the last"
     f" {root}/checkpoint_STEP"
@@ -514,7 +519,7 @@ def looked_for(root: epath.Path) -> str:
 
 
 def is_tensorflow(root: epath.Path) -> bool:
-  """Whether a checkpoint of TensorFlow's is at `root`, which nothing here reads."""
+  """Returns whether a TensorFlow checkpoint is at `root`; t2t cannot read it."""
   if any(root.glob("model.ckpt-*.index")):
     return True
   file = root / "checkpoint" if root.is_dir() else root

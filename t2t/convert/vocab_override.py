@@ -1,6 +1,6 @@
-"""The vocabulary that the user names for a checkpoint, and its copy beside one; without TensorFlow.
+"""Assigns a vocabulary of the user to a checkpoint, and copies it beside one; without TensorFlow.
 
-`t2t.data.vocabularies` makes ids of texts; here it only matters which files there are, and how many ids.
+`t2t.data.vocabularies` tokenizes; this module needs only file names and the number of ids.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ _WHAT_TO_GIVE = (
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-  """What a vocabulary's files say.
+  """Description of a vocabulary's files.
 
-  spec: what `t2t.data.vocabularies.load` takes.
-  own_ids: how many ids it has without sentinels behind them.
-  has_sentinels: whether there are some among those.
-  extra_ids: sentinels behind them, where the files say it.
+  spec: argument of `t2t.data.vocabularies.load`.
+  own_ids: number of ids without sentinels after them.
+  has_sentinels: whether these include sentinels.
+  extra_ids: number of sentinels after them; None: unknown.
   """
 
   spec: str
@@ -39,16 +39,16 @@ class _Found:
 
 
 def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreign:
-  """A checkpoint with the vocabulary that the user names, whether it has one of its own or not.
+  """Returns a checkpoint with the vocabulary of the user, which replaces its own.
 
   Args:
     foreign: the checkpoint.
     spec: of `--vocabulary`: "bytes", a file, or a folder.
-    extra_ids: of `--extra_ids`, sentinels behind the vocabulary's own ids; None: as its files say, and behind a
-      SentencePiece model without any T5's 100, if there are rows for them.
+    extra_ids: of `--extra_ids`, sentinels after the vocabulary's own ids; None: the number in its files, or T5's 100
+      after a SentencePiece model without any, if there are rows for them.
 
   Raises:
-    UserError: no such file, or none of a vocabulary; or ids without a row in the embedding.
+    UserError: the file does not exist, is not a vocabulary, or has ids without a row in the embedding.
   """
   where, rows = f"--vocabulary {spec}", foreign.model.vocab_size
   vocabulary = _vocabulary_at(spec, where)
@@ -57,18 +57,19 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
     usual = vocabulary.spec.endswith(".model") and not vocabulary.has_sentinels and has_room
     extra_ids = vocabulary.extra_ids if vocabulary.extra_ids is not None else _T5_SENTINELS * usual
   elif extra_ids < 0:
-    raise UserError(f"--extra_ids {extra_ids}: must be at least 0; T5 has {_T5_SENTINELS}")
+    raise UserError(f"--extra_ids {extra_ids}: is negative. Give 0 or more; T5 has {_T5_SENTINELS}.")
   elif extra_ids and vocabulary.has_sentinels:
-    raise UserError(f"--extra_ids {extra_ids}: {spec} has sentinels among its own ids already; leave it out")
+    raise UserError(f"--extra_ids {extra_ids}: {spec} has sentinels among its own ids already. Leave it out.")
   size = vocabulary.own_ids + extra_ids
   if size > rows:
     fewer = f", or --extra_ids {rows - vocabulary.own_ids} or less" if vocabulary.own_ids <= rows else ""
     raise UserError(
-      f"{where}: {size:,} ids ({extra_ids} sentinels included), but the embedding of {foreign.path} has {rows:,} rows;"
-      f" give the vocabulary that it was trained with{fewer}"
+      f"{where}: {size:,} ids ({extra_ids} sentinels included), but the embedding of {foreign.path} has only "
+      f"{rows:,} rows."
+      f" Give the vocabulary that it was trained with{fewer}."
     )
-  padding = f"; the last {rows - size:,} are padding, and are kept as they are" if rows > size else ""
-  # What the checkpoint's own notes say of its vocabulary, or of the want of one, is not about this one.
+  padding = f"; the last {rows - size:,} are padding, and are kept" if rows > size else ""
+  # Remove the checkpoint's notes on its own or missing vocabulary.
   notes = [note for note in foreign.notes if "vocabulary" not in note]
   notes.append(f"vocabulary: {spec}, {extra_ids} sentinels included: {size:,} of {rows:,} rows used{padding}")
   return dataclasses.replace(foreign, vocabulary=vocabulary.spec, extra_ids=extra_ids, notes=tuple(notes))
@@ -87,15 +88,15 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
   if path.is_dir():
     path = next(iter(vocabulary_files.found_in(path)), path)
   if path.is_dir() or path.suffix not in (".model", ".txt", ".json", ".bpe"):
-    raise UserError(f"{where}: no vocabulary there; {_WHAT_TO_GIVE}")
+    raise UserError(f"{where}: is not a vocabulary; {_WHAT_TO_GIVE}")
   pieces = path if path.suffix == ".model" else vocabulary_files.files_of(path)[0]
   try:
     ids = vocabulary_files.ids_of(pieces)
   except UserError as error:
     raise UserError(f"{where}: {error}") from error
-  # What is not such a file makes each library raise something else; `tokenizers` raises nothing narrower.
+  # Libraries raise various errors for invalid files; `tokenizers` raises only Exception.
   except Exception as error:
-    raise UserError(f"{where}: {pieces} is not what its name says ({error}); {_WHAT_TO_GIVE}") from error
+    raise UserError(f"{where}: {pieces} is not a valid file of its type ({error}); {_WHAT_TO_GIVE}") from error
   return _Found(
     str(path), max(ids.values(), default=-1) + 1, any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids)
   )
@@ -105,12 +106,12 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
 
 
 def save(foreign: Foreign, folder: epath.Path) -> None:
-  """Copies a checkpoint's vocabulary into a folder that `t2t.data.vocabularies.load` reads.
+  """Copies a checkpoint's vocabulary into a folder for `t2t.data.vocabularies.load`.
 
-  Byte for byte what `t2t.data.vocabularies.save` writes.
+  The files are identical to the output of `t2t.data.vocabularies.save`.
 
   Raises:
-    UserError: a file is not there.
+    UserError: a file does not exist.
   """
   path = epath.Path(foreign.vocabulary).expanduser()
   if foreign.vocabulary == "bytes":
@@ -122,6 +123,6 @@ def save(foreign: Foreign, folder: epath.Path) -> None:
     name = next(iter(files))
   folder.mkdir(parents=True, exist_ok=True)
   record = vocabulary_files.Record(name, foreign.extra_ids).content()
-  # The record last: a folder without it was not written to its end.
+  # The record comes last: a folder without it is incomplete.
   for name, content in {**files, vocabulary_files.RECORD: record}.items():
     (folder / name).write_bytes(content)

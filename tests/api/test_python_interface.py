@@ -51,7 +51,7 @@ def test_paths_are_taken_wherever_a_path_is_given(tmp_path):
   assert config.data.files == f"{tmp_path}/b.txt"
   config.init.checkpoint = pathlib.Path("gs://bucket") / "x"
   assert isinstance(config.init.checkpoint, str)
-  with pytest.raises(t2t.UserError, match=r"nowhere: no checkpoint there"):
+  with pytest.raises(t2t.UserError, match=r"nowhere: no checkpoint; looked for"):
     t2t.load(tmp_path / "nowhere")
   t2t.train(config, tmp_path / "run").close()
 

@@ -22,13 +22,13 @@ def convert(source, target, out, *options):
 
 
 def params(path):
-  """The parameters of a checkpoint as whoever uses it reads them."""
+  """Returns the parameters of a checkpoint as readers get them."""
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   return toy.flat(pretrained.load(pretrained.read_source(str(path)), mesh).params)
 
 
 def added(path):
-  """What an adapter's checkpoint holds itself."""
+  """Returns the trained tensors of an adapter's checkpoint."""
   folder = restore.checkpoint_folder(str(path))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   place = lambda shape: jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding.replicated(mesh))
@@ -44,7 +44,7 @@ def assert_same(found, expected):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """A run's adapter as PEFT has it, on top of a base of t2t's."""
+  """A run's adapter in PEFT format, with a t2t base."""
   out = tmp_path_factory.mktemp("peft") / "out"
   assert convert(trained.adapter("encoder_decoder", *LORA), "peft", out) == 0
   return out
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
-  """What it added bit for bit, on top of a base of which every array has the digest that it had."""
+  """The adapter is bit-identical, and the base's arrays have the same digests."""
   run, base = trained.adapter("encoder_decoder", *LORA), trained.workdir("encoder_decoder")
   assert convert(folder, "t2t", tmp_path / "back", "--base", base) == 0
   assert "lies on top of" in capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
   ids=["ia3", "prompt", "prefix"],
 )
 def test_other_kinds_go_to_peft_and_come_back(options, tmp_path):
-  """What is multiplied with, and what stands in front, bit for bit; what came back writes as the run does."""
+  """(IA)3, prompts and prefixes are bit-identical, and predictions are equal."""
   run, base = trained.adapter("encoder_decoder", *options), trained.workdir("encoder_decoder")
   assert convert(run, "peft", tmp_path / "peft") == 0
   assert convert(tmp_path / "peft", "t2t", tmp_path / "back", "--base", base) == 0
@@ -90,7 +90,7 @@ def test_other_kinds_go_to_peft_and_come_back(options, tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_base_may_be_a_folder_of_theirs(folder, tmp_path):
-  """Which the adapter's folder then names: without --base it is found there."""
+  """The adapter's folder then refers to the base, so that --base is not needed."""
   base = trained.workdir("encoder_decoder")
   assert convert(base, "hf", tmp_path / "hf") == 0
   assert convert(folder, "t2t", tmp_path / "run", "--base", tmp_path / "hf") == 0
@@ -104,7 +104,7 @@ def test_the_base_may_be_a_folder_of_theirs(folder, tmp_path):
 
 @pytest.mark.exhaustive
 def test_every_command_takes_what_came_from_peft(folder, tmp_path):
-  """One merges it, one writes with it, one trains another on top of what was merged."""
+  """Merging, inference, and training on the merged model."""
   run, base = tmp_path / "run", trained.workdir("encoder_decoder")
   assert convert(folder, "t2t", run, "--base", base) == 0
   assert command.main(["adapt", "merge", str(run), "--output", str(tmp_path / "merged")]) == 0
@@ -127,19 +127,19 @@ def test_every_command_takes_what_came_from_peft(folder, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("convert", "FOLDER", "--to", "t2t", "OUT"), "names no base; give --base"),
-    (("convert", "FOLDER", "--to", "hf", "OUT"), "--to hf: .* is an adapter of PEFT; give --to t2t"),
-    (("convert", "FOLDER", "--to", "t2t", "OUT", "--base", "OTHER"), "is decoder-only, whose task type is CAUSAL_LM"),
-    (("convert", "BASE", "--to", "peft", "OUT"), "nothing adapts this model"),
-    (("convert", "BASE", "--to", "hf", "OUT", "--base", "BASE"), "--base .*: only with --from peft"),
+    (("convert", "FOLDER", "--to", "t2t", "OUT"), "names no base. Give --base"),
+    (("convert", "FOLDER", "--to", "hf", "OUT"), "--to hf: .* is a PEFT adapter. Give --to t2t"),
+    (("convert", "FOLDER", "--to", "t2t", "OUT", "--base", "OTHER"), "is decoder-only: its task type is CAUSAL_LM"),
+    (("convert", "BASE", "--to", "peft", "OUT"), "the model has no adapter"),
+    (("convert", "BASE", "--to", "hf", "OUT", "--base", "BASE"), "--base .*: applies only to --from peft"),
     (
       ("infer", "--checkpoint", "FOLDER", "--input", "x.txt", "--output", "OUT"),
-      "is an adapter of PEFT's, .*--base BASE",
+      "is a PEFT adapter .*--base BASE",
     ),
   ],
 )
 def test_what_cannot_be_converted_is_refused(arguments, message, folder, tmp_path, capsys):
-  """With what would be right, and nothing is written."""
+  """The message contains the remedy, and nothing is written."""
   places = {
     "FOLDER": folder,
     "OUT": tmp_path / "out",

@@ -23,7 +23,7 @@ LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optim
 
 
 def adapt(start, workdir, *options):
-  """Trains an adapter on top of a checkpoint, by the command, and gives its exit status."""
+  """Trains an adapter on a checkpoint by the command; returns the exit status."""
   text = trained.workdir("encoder_decoder")
   fixed = ("--config=t5_1_1_small", "--config.init.use_model_config=True", f"--config.init.checkpoint={start}")
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={text}.jsonl", "--workdir", str(workdir))
@@ -32,7 +32,7 @@ def adapt(start, workdir, *options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A base and a workdir that was trained on top of it for two steps; to be copied before either is changed."""
+  """A base, and a workdir with two steps of an adapter on it; copy before changes."""
   folder = tmp_path_factory.mktemp("adapted")
   shutil.copytree(trained.workdir("encoder_decoder"), folder / "base")
   assert adapt(folder / "base", folder / "run") == 0
@@ -41,7 +41,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def moved(run, tmp_path):
-  """A copy of both, whose originals are no longer where they were."""
+  """A copy of both; the originals no longer exist."""
   shutil.copytree(run, tmp_path / "there", copy_function=shutil.copy)
   run.rename(run.with_name("away"))
   yield tmp_path / "there"
@@ -49,13 +49,13 @@ def moved(run, tmp_path):
 
 
 def saved_arrays(folder):
-  """Paths of the arrays that a step holds."""
+  """Returns the paths of the arrays in a step."""
   with ocp.PyTreeCheckpointer() as checkpointer:
     return set(restore.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
 
 
 def params(path):
-  """The parameters of a checkpoint as whoever uses it reads them."""
+  """Returns the parameters of a checkpoint as readers get them."""
   return toy.flat(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"fsdp": 8})).params)
 
 
@@ -66,7 +66,7 @@ NUMBERS = arrays.arrays(np.float32, arrays.array_shapes(max_dims=3, max_side=6),
 
 @given(NUMBERS, st.data())
 def test_a_digest_is_of_bits_and_places(x, data):
-  """Read in whatever parts it is the same; with one bit of one number turned it is another."""
+  """The digest is independent of the parts, and one flipped bit changes it."""
   digest = base_model_ref.digest_of_parts([x])
   assert base_model_ref.digest_of_parts(list(x.reshape(len(x), -1))) == digest
   turned = x.copy().reshape(-1).view(np.uint32)
@@ -76,7 +76,6 @@ def test_a_digest_is_of_bits_and_places(x, data):
 
 @pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
 def test_a_digest_is_the_same_on_every_mesh(axes):
-  """Wherever the parts of an array lie."""
   mesh = sharding.make_mesh(axes, devices=jax.devices()[: 1 if axes == {"data": 1} else 8])
   x = np.random.default_rng(0).normal(size=(3, 16, 8)).astype(np.float32)
   placed = jax.NamedSharding(mesh, jax.P(None, "fsdp", "tensor"))
@@ -84,17 +83,17 @@ def test_a_digest_is_the_same_on_every_mesh(axes):
 
 
 def test_two_numbers_that_change_places_give_another_digest():
-  """A sum alone would not see it."""
+  """A plain sum would be equal."""
   assert base_model_ref.digest_of_parts([np.float32([1, 2, 3])]) != base_model_ref.digest_of_parts(
     [np.float32([2, 1, 3])]
   )
 
 
-# ---- What is saved, and read again -----------------------------------------------------------------------------------
+# ---- Saving and restoring --------------------------------------------------------------------------------------------
 
 
 def test_a_step_of_an_adapter_holds_what_is_trained_and_names_its_base(run):
-  """Neither frozen parameters nor moments of them; each of the base's with a digest of 64 bits."""
+  """A step has neither frozen parameters nor their moments, but a 64-bit digest of each base array."""
   folder = epath.Path(run / "run/checkpoints/2")
   held = saved_arrays(folder)
   assert {path.split("/")[0] for path in held} == {"step", "params", "opt_state"}
@@ -108,7 +107,7 @@ def test_a_step_of_an_adapter_holds_what_is_trained_and_names_its_base(run):
 
 
 def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
-  """Bit for bit, with what is frozen read from the base again."""
+  """The states are bit-identical; frozen parameters are read from the base."""
   assert adapt(run / "base", tmp_path / "straight", "--config.train.steps=4") == 0
   shutil.copytree(run / "run", tmp_path / "stopped")
   assert adapt(run / "base", tmp_path / "stopped", "--config.train.steps=4") == 0
@@ -120,7 +119,7 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys):
-  """And is compared as it was: a run that goes on finds it the same."""
+  """Digests are those of the float32 values, so that a resumed run accepts them."""
   halved = "--config.optimizer.param_groups=^embed: frozen=bfloat16"
   assert adapt(run / "base", tmp_path / "run", halved) == 0
   assert adapt(run / "base", tmp_path / "run", halved, "--config.train.steps=3") == 0
@@ -131,7 +130,7 @@ def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys)
 
 @pytest.mark.exhaustive
 def test_a_run_that_an_earlier_version_began_goes_on(run, tmp_path, monkeypatch):
-  """Its steps hold all parameters, and so do those that follow."""
+  """Its steps contain all parameters, and later steps do, too."""
   monkeypatch.setattr(adapter_restore, "base_of", lambda *_: None)
   assert adapt(run / "base", tmp_path / "run") == 0
   monkeypatch.undo()
@@ -143,7 +142,7 @@ def test_a_run_that_an_earlier_version_began_goes_on(run, tmp_path, monkeypatch)
 
 
 def test_both_may_be_moved_together(moved):
-  """The base is looked for as far from the adapter as it was; who moved it elsewhere says where it is."""
+  """The relative path of the base is tried; for another place the user gives the path."""
   expected = params(moved / "run")
   (moved / "base").rename(moved / "elsewhere")
   assert adapt(moved / "elsewhere", moved / "run", "--config.train.steps=3") == 0
@@ -154,7 +153,7 @@ def test_both_may_be_moved_together(moved):
 
 @pytest.mark.exhaustive
 def test_a_run_that_goes_on_need_not_name_its_base(moved):
-  """What it was trained on stands beside its steps."""
+  """The config beside its steps refers to the base."""
   layers = [f"--config.model.num_{side}_layers=1" for side in ("encoder", "decoder")]
   own = ("--config.init.use_model_config=False", *trained.MODEL, *layers, "--config.train.steps=3")
   assert adapt("", moved / "run", *own) == 0
@@ -162,22 +161,22 @@ def test_a_run_that_goes_on_need_not_name_its_base(moved):
 
 
 def test_a_base_that_is_gone_is_named(moved, capsys):
-  """With what would help."""
+  """The message contains the remedy."""
   shutil.rmtree(moved / "base")
   assert command.main(["convert", "--from", "t2t", str(moved / "run"), "--to", "hf", str(moved / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "holds what adapts the model of" in said and "which is not there any more" in said
+  assert "contains an adapter of" in said and "which no longer exists" in said
   assert command.main(["checkpoint", "list", str(moved / "run")]) == 0
-  assert "which is not there any more" in " ".join(capsys.readouterr().out.split())
+  assert "which no longer exists" in " ".join(capsys.readouterr().out.split())
   assert command.main(["checkpoint", "verify", str(moved / "run")]) == 1
   found = capsys.readouterr()
-  assert "base/checkpoints/2, without which nobody can read it" in found.out and "not there any more" in found.err
+  assert "base/checkpoints/2, without which it cannot be read" in found.out and "no longer exists" in found.err
 
 
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("way", ["resumed", "read", "converted", "verified"])
 def test_another_base_is_refused(run, tmp_path, capsys, way):
-  """One number of one parameter is enough; what was saved stays as it was."""
+  """One changed number is enough; the saved files are unchanged."""
   shutil.copytree(run, tmp_path, dirs_exist_ok=True)
   (tmp_path / "base").rename(tmp_path / "right")
   assert command.main(["convert", "--from", "t2t", str(tmp_path / "right"), "--to", "hf", str(tmp_path / "base")]) == 0
@@ -204,14 +203,14 @@ def test_another_base_is_refused(run, tmp_path, capsys, way):
   else:
     assert command.main(["convert", "--from", "t2t", str(tmp_path / "run"), "--to", "hf", str(tmp_path / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "is another model than the adapter was trained on" in said
+  assert "is not the model that the adapter was trained on" in said
   assert "encoder/layers/self_attention/query has the digest" in said.replace("/kernel", "")
   assert (tmp_path / "run/checkpoints/2").exists() and not (tmp_path / "hf").exists()
 
 
 @pytest.mark.exhaustive
 def test_an_adapter_lies_on_an_adapter_when_that_is_merged(run, tmp_path, capsys):
-  """Merged anew by each reader it would be another model on another mesh; by itself it has digests as any other."""
+  """A merge at every read depends on the mesh; a merged checkpoint has fixed digests."""
   hf, first, merged, second = (tmp_path / name for name in ("hf", "first", "merged", "second"))
   assert command.main(["convert", "--from", "t2t", str(run / "base"), "--to", "hf", str(hf)]) == 0
   assert adapt(hf, first) == 0 and adapt(first, second) == 2

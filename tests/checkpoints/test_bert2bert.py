@@ -1,4 +1,4 @@
-"""Encoder-decoders that begin as an encoder (Rothe et al. 2020): what they take of it, and that they learn."""
+"""Encoder-decoders initialized from an encoder (Rothe et al. 2020): parameters taken, and training."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 BERT = dataclasses.replace(toy.KINDS["bert"], vocab_size=384)
 KEYS = ("--config.model.architecture=encoder_decoder", f"--config.model.num_decoder_layers={BERT.num_encoder_layers}")
-# name -> keys, what is said to be taken, and what to be fresh, with how many parameters
+# name -> keys, log of taken and of fresh parameters, with their numbers
 VARIANTS = {
   "bert2bert": (
     ("--config.init.rename=embed,head,encoder,encoder=decoder", "--config.init.reinit=cross_attention"),
@@ -45,7 +45,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-  """A BERT of bytes, and its parameters."""
+  """A BERT on bytes, and its parameters."""
   folder, params = tmp_path_factory.mktemp("bert"), foreign.random_params(BERT)
   tensor_writer.save(foreign.in_memory(BERT, params), epath.Path(folder))
   return folder, params
@@ -54,7 +54,7 @@ def encoder(tmp_path_factory):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
-  """Or fresh, or as the same arrays; the first lines name what is fresh or has another name, with how much it is."""
+  """The decoder is fresh, a copy, or shared; the log contains fresh and renamed parts with their sizes."""
   folder, theirs = encoder
   keys, taken_parts, fresh = VARIANTS[name]
   source, config = pretrained.read_source(str(folder)), load_config("finetune_docs_summary")
@@ -80,7 +80,7 @@ def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
 
 @pytest.mark.exhaustive
 def test_it_learns(encoder, tmp_path):
-  """By the command, in a step: both stacks, and the attention between them."""
+  """One training step by the command changes both stacks and the cross-attention."""
   folder, theirs = encoder
   (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
   small = ("inputs_length=32", "targets_length=32", "objective=prefix_lm", "vocabulary=bytes", "extra_ids=0")
@@ -94,14 +94,14 @@ def test_it_learns(encoder, tmp_path):
   params = pretrained.load(pretrained.read_source(f"{tmp_path}/run"), sharding.make_mesh({"data": 8})).params
   for path, x in toy.flat(params).items():
     assert np.all(np.isfinite(x)), path
-    # A bias that is added to all keys changes no softmax.
+    # A bias on all keys does not change the softmax.
     if not path.endswith("key_bias") and "cross_attention" not in path:
       assert not np.array_equal(x, theirs[path.replace("decoder", "encoder")]), path
 
 
 @pytest.mark.exhaustive
 def test_types_of_the_encoder(encoder):
-  """Tokens of a second part are told from the first; what is written is of the first."""
+  """Token types distinguish a second part; generated text has the first type."""
   model, batch = toy.model(toy.KINDS["bert2bert"]), toy.batch()
   plain, zeros = model(batch), jnp.zeros_like(batch["encoder_input_tokens"])
   np.testing.assert_array_equal(model(batch | {"encoder_token_types": zeros}), plain)

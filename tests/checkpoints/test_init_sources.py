@@ -1,4 +1,4 @@
-"""Runs that begin with parts of several checkpoints, some of them frozen and saved as references."""
+"""Runs initialized from several checkpoints, with frozen parts saved as references."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ def config(**changes):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """Two trained models, their workdirs and last parameters, and a run that begins with parts of both."""
+  """Two trained models, their workdirs and last parameters, and a run initialized from both."""
   folder = tmp_path_factory.mktemp("init")
   for seed, name in enumerate(("whole", "part")):
     train(config(**{"train.seed": seed}), folder / name)
@@ -46,7 +46,7 @@ def arrays(workdir):
 
 @pytest.mark.slow
 def test_each_part_begins_as_its_checkpoint_has_it(made):
-  """What is frozen stays so; readers of the new checkpoint find it where it lies."""
+  """Frozen parts stay unchanged, and readers of the new checkpoint get them from their source."""
   folder, _, found = made
   whole, part, run = (arrays(folder / name) for name in ("whole", "part", "run"))
   assert run.keys() == whole.keys()
@@ -61,7 +61,7 @@ def test_each_part_begins_as_its_checkpoint_has_it(made):
 
 @pytest.mark.slow
 def test_a_frozen_part_is_saved_as_a_reference(made):
-  """A checkpoint has no array of it, and names its checkpoint by path and digests."""
+  """A step has no arrays of a frozen part, but path and digests."""
   folder, _, _ = made
   step = restore.checkpoint_folder(str(folder / "run"))
   assert not [path for path in restore.param_shapes(step) if path.startswith(("encoder/", "embed/"))]
@@ -73,7 +73,7 @@ def test_a_frozen_part_is_saved_as_a_reference(made):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
-  """Also with two of them, and with a model that takes nothing from a first checkpoint."""
+  """Also with two references, and without a first checkpoint."""
   folder, options, found = made
   if number == 2:
     own = {"checkpoint": str(folder / "whole"), "rename": ("decoder",), "frozen": True}
@@ -91,20 +91,20 @@ def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
 
 @pytest.mark.slow
 def test_another_model_in_its_place_is_refused(made, tmp_path):
-  """The digests of a reference are compared whenever it is read."""
+  """Digests are compared at every read."""
   folder, options, _ = made
   shutil.copytree(folder / "part", tmp_path / "part")
   others = {"reader": options["init.others"]["reader"] | {"checkpoint": str(tmp_path / "part")}}
   train(config(**options | {"init.others": others}), tmp_path / "run")
   shutil.rmtree(tmp_path / "part")
   shutil.copytree(folder / "whole", tmp_path / "part")
-  with pytest.raises(UserError, match="is another model than"):
+  with pytest.raises(UserError, match="is not the model"):
     train(config(**options | {"init.others": others, "train.steps": 3}), tmp_path / "run")
   shutil.rmtree(tmp_path / "part")
-  with pytest.raises(UserError, match=r"others\.reader\.checkpoint=|which is not there any more"):
+  with pytest.raises(UserError, match=r"others\.reader\.checkpoint=|which no longer exists"):
     train(config(**options | {"init.others": others, "train.steps": 3}), tmp_path / "run")
   with pytest.raises(
-    UserError, match=r"frozen parts of .* go on from --config\.init\.others\.reader\.checkpoint=PLACE"
+    UserError, match=r"frozen parameters of .* with its new path, --config\.init\.others\.reader\.checkpoint=PATH"
   ):
     tensor_writer.open_foreign(str(tmp_path / "run"))
 
@@ -144,7 +144,7 @@ def test_bad_sources_are_refused(others, message, tmp_path):
 
 
 def test_an_adapter_on_such_a_part_is_refused(tmp_path):
-  """Before a checkpoint is read: both keys are named."""
+  """The error comes before a checkpoint is read, with both keys."""
   others = {"reader": {"checkpoint": "runs/part", "rename": ("encoder",), "frozen": True}}
   with pytest.raises(
     UserError, match=r"^config.lora adds encoder/\S+lora\S+ to a part .* with config.init.others.reader"

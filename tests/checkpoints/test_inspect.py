@@ -1,4 +1,4 @@
-"""`t2t checkpoint`: what a run has saved, looked at, looked through, made less, and compared."""
+"""`t2t checkpoint`: list, verify, prune and diff."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from t2t.checkpoints import inspect, manager, manifest, retention, verify, workd
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-  """Four steps, of which the second has the lowest loss and the first the best score."""
+  """Four steps; the second has the lowest loss and the first the best score."""
   workdir = tmp_path_factory.mktemp("saved")
   checkpoints = manager.Checkpoints(epath.Path(workdir), keep=9)
   measured = {10: {"loss": 3.0, "cb/f1": 70.0}, 20: {"loss": 1.25, "cb/f1": 60.0}, 30: None, 40: {"loss": 2.0}}
@@ -33,7 +33,7 @@ def workdir(saved, tmp_path):
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-  """Exit code, and what it printed."""
+  """Returns exit code and output."""
   code = command.main(["checkpoint", *map(str, argv)])
   return code, *capsys.readouterr()
 
@@ -43,7 +43,7 @@ def largest(workdir, step):
 
 
 def test_list_tells_of_each_step(workdir, capsys):
-  """In 80 columns: loss, best by which metric, and what looks damaged or was set aside."""
+  """In 80 columns: loss, best metrics, damaged steps, and steps set aside."""
   (workdir / "checkpoints" / "damaged_35").mkdir()
   (workdir / "checkpoints" / "30" / "config" / "metadata").write_bytes(b"{")
   code, out, _ = run(capsys, "list", workdir)
@@ -51,27 +51,27 @@ def test_list_tells_of_each_step(workdir, capsys):
   assert code == 0 and list(rows) == ["10", "20", "30", "40"]
   assert rows["10"][-3:] == ["3.0000", "cb/f1", "whole"] and rows["20"][-3:] == ["1.2500", "loss", "whole"]
   assert rows["30"][-1] == "DAMAGED" and rows["40"][-2:] == ["2.0000", "whole"]
-  assert "30: config/metadata has 1 bytes" in out and "damaged_35: was found damaged, and set aside" in out
+  assert "30: config/metadata has 1 bytes" in out and "damaged_35: set aside because it was damaged" in out
   assert all(len(line) <= 80 for line in out.splitlines() if "/" not in line)
 
 
 def test_verify_reads_every_file(workdir, capsys):
-  """0 where all is whole; 1, with the file, where a bit is not; an older t2t's steps are neither."""
+  """0 if all steps are intact; 1, with the file, after a flipped bit; steps without checksums are reported."""
   (workdir / "checkpoints" / "10" / "manifest.json").unlink()
   code, out, _ = run(capsys, "verify", workdir / "checkpoints")
-  assert code == 0 and out.count("whole (") == 3 and "10: saved without checksums" in out
+  assert code == 0 and out.count("whole (") == 3 and "10: no checksums, saved by an older t2t" in out
   test_verify.flip(largest(workdir, 20))
   code, out, error = run(capsys, "verify", workdir)
-  assert code == 1 and out.count("whole (") == 2 and "20: damaged" in out and "other bytes than were saved" in out
+  assert code == 1 and out.count("whole (") == 2 and "20: damaged" in out and "does not match its checksum" in out
   assert "1 of 4 damaged" in error
   assert run(capsys, "verify", workdir, "--step", 40)[0] == 0
   code, _, error = run(capsys, "verify", workdir, "--step", 50)
-  assert code == 2 and "there are 10, 20, 30, 40" in error
-  assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # it only looks
+  assert code == 2 and "Give one of: 10, 20, 30, 40" in error
+  assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # read-only
 
 
 def test_verify_passes_over_what_a_run_deletes_meanwhile(workdir, capsys, monkeypatch):
-  """It is neither damaged nor counted; and with none left but damaged ones something is wrong."""
+  """A step deleted meanwhile does not count; with only damaged steps the exit code is 1."""
   of_step, folder = verify.of_step, epath.Path(workdir / "checkpoints")
 
   def deleted_before(path, **options):
@@ -81,11 +81,13 @@ def test_verify_passes_over_what_a_run_deletes_meanwhile(workdir, capsys, monkey
 
   monkeypatch.setattr(verify, "of_step", deleted_before)
   code, out, error = run(capsys, "verify", workdir)
-  assert code == 0 and out.count("whole (") == 3 and "20: was deleted meanwhile" in out and "damaged" not in out + error
+  assert (
+    code == 0 and out.count("whole (") == 3 and "20: deleted during the check" in out and "damaged" not in out + error
+  )
   for step in verify.steps(folder):
     (folder / str(step)).rename(folder / f"damaged_{step}")
   code, _, error = run(capsys, "verify", workdir)
-  assert code == 1 and "no step but what was found damaged, and set aside: damaged_10, damaged_30, damaged_40" in error
+  assert code == 1 and "every step is damaged and set aside: damaged_10, damaged_30, damaged_40" in error
 
 
 @pytest.mark.parametrize("noted", [10**40, 1e300, -(10**25), "yesterday", True])
@@ -96,10 +98,10 @@ def test_a_time_of_no_calendar_is_none(workdir, noted, capsys):
 
 
 def test_prune_keeps_what_is_needed(workdir, capsys):
-  """The last, the best by each metric, and the last that is sound; without --yes nothing where nobody can be asked."""
+  """The last, the best by each metric, and the newest intact step; needs --yes without a terminal."""
   directory = epath.Path(workdir / "checkpoints")
   code, _, error = run(capsys, "prune", workdir, "--keep", 1)
-  assert code == 2 and "would delete 30 (" in error and "give --yes" in error
+  assert code == 2 and "would delete 30 (" in error and "Give --yes" in error
   assert verify.steps(directory) == [10, 20, 30, 40]
   test_verify.flip(largest(workdir, 40))
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("nothing to delete")
@@ -112,12 +114,12 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   for step in (10, 20, 40):
     test_verify.flip(largest(workdir, step))
   code, _, error = run(capsys, "prune", workdir, "--keep", 1, "--yes")
-  assert code == 2 and "no step is as it was saved; nothing is deleted" in error
+  assert code == 2 and "no step is intact, so nothing is deleted" in error
 
 
 @pytest.mark.slow
 def test_diff_names_what_differs(workdir, tmp_path, capsys, caplog):
-  """The most different first, with the largest difference of a number; and keys of the config; Orbax says nothing."""
+  """The most different parameters come first, with their largest difference; then config keys; Orbax logs nothing."""
   checkpoints = workdir / "checkpoints"
   logging.set_verbosity(logging.WARNING)
   code, out, _ = run(capsys, "diff", checkpoints / "10", workdir)
@@ -129,20 +131,20 @@ def test_diff_names_what_differs(workdir, tmp_path, capsys, caplog):
     ("decoder/kernel", 30.0),
     ("encoder/scale", 30.0),
   ]
-  assert "0 of 3 parameters are the same to the bit" in out and "config.train.steps: 10, B has 40" in out
+  assert "0 of 3 parameters are bit-identical" in out and "config.train.steps: 10, B has 40" in out
   code, out, _ = run(capsys, "diff", workdir, checkpoints / "40")
-  assert "3 of 3 parameters are the same to the bit" in out and "their configs are the same" in out
+  assert "3 of 3 parameters are bit-identical" in out and "the configs are identical" in out
   test_manager.save(tmp_path / "wide", (1, None), width=16)
   code, out, _ = run(capsys, "diff", workdir, tmp_path / "wide")
   assert "8 x 8, 8 x 16" in out
-  test_verify.flip(largest(workdir, 20))  # which this process has not read yet
+  test_verify.flip(largest(workdir, 20))  # not verified by this process yet
   code, _, error = run(capsys, "diff", checkpoints / "20", workdir)
   assert code == 2 and "this checkpoint is damaged" in error
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
   code, _, error = run(capsys, "list", tmp_path)
-  assert code == 2 and "no steps there; looked for" in error
+  assert code == 2 and "contains no steps (looked for" in error
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
     (
       {"early_stopping_metric": "table/score"},
       {2: 50.0, 4: 90.0, 6: 70.0},
-      "step 6, the last, is read: table/score 70.00; step 4 has\n  90.00: ",
+      "reading the last step, 6: table/score 70.00; step 4 is better,\n  90.00: ",
     ),
     ({"early_stopping_metric": "table/score"}, {2: 50.0, 4: 70.0, 6: 90.0}, ""),
     ({"early_stopping_metric": "table/score"}, {2: 50.0, 4: 90.0, 6: 90.0}, ""),
@@ -160,12 +162,12 @@ def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
     (
       {"early_stopping_metric": "loss", "patience": 2},
       {2: 50.0, 4: 90.0},
-      "step 4, the last, is read: loss 5.1000; step 2 has\n  5.0000: ",
+      "reading the last step, 4: loss 5.1000; step 2 is better,\n  5.0000: ",
     ),
   ],
 )
 def test_a_step_that_is_better_than_the_last_is_named(settings, scores, said, tmp_path, monkeypatch):
-  """Of runs that stop early or by a task's metric; of a step that was named itself nothing is said."""
+  """With early stopping or a task metric; not if a step is given."""
   for index, (step, score) in enumerate(scores.items()):
     path = tmp_path / "checkpoints" / str(step) / "metrics" / "metrics"
     path.parent.mkdir(parents=True)

@@ -27,13 +27,13 @@ CONFIG = {"model": {"embed_dim": 4}, "data": {"num_streams": 2}}
 
 
 def placed(mesh_shape, x):
-  """Matrices lie over fsdp and tensor, all else everywhere."""
+  """Shards matrices over fsdp and tensor, and replicates other arrays."""
   spec = PartitionSpec("fsdp", "tensor") if x.ndim == 2 else PartitionSpec()
   return NamedSharding(sharding.make_mesh(mesh_shape), spec)
 
 
 def make_state(*, value=1.0, width=8, mesh_shape=None, optimizer="adamw", freeze=()) -> train_state.TrainState:
-  """A state with two matrices and a vector; `value` makes it distinct."""
+  """Returns a state with two matrices and a vector; `value` makes it distinct."""
   params = {
     "encoder": {"kernel": value * jnp.arange(8.0 * width).reshape(8, width), "scale": jnp.full(3, value)},
     "decoder": {"kernel": -value * jnp.ones((16, 4))},
@@ -68,7 +68,7 @@ def assert_same(actual, expected):
 
 
 def test_what_a_step_was_measured_at_is_read_again(tmp_path, monkeypatch):
-  """A disk or bucket that is away for a while costs a run that has ended nothing; one that stays away is told."""
+  """A short outage of a disk or bucket is retried; a permanent one is an error."""
   save(tmp_path, (5, 0.25))
   monkeypatch.setattr(manifest, "_WAITS", (0.0, 0.0))
   left, read = [2], gcs.read
@@ -83,12 +83,12 @@ def test_what_a_step_was_measured_at_is_read_again(tmp_path, monkeypatch):
   checkpoints = reopened(tmp_path)
   assert checkpoints.metrics() == {5: {"loss": 0.25}} and left == [0]
   left[0] = 3
-  with pytest.raises(UserError, match="metrics/metrics: cannot be read .the bucket is away., however often"):
+  with pytest.raises(UserError, match="metrics/metrics: cannot be read .the bucket is away. after several attempts"):
     checkpoints.was_measured(5)
 
 
 def test_what_was_saved_is_restored(tmp_path):
-  """State, streams byte for byte, and config; each array in its shards."""
+  """State and config are equal, streams byte by byte; each array is in its shards."""
   save(tmp_path, (5, None))
   checkpoints, expected = reopened(tmp_path), make_state(value=5.0)
   state, streams = checkpoints.restore(5, abstract(expected), ("stream-1", "stream-0"))
@@ -101,7 +101,7 @@ def test_what_was_saved_is_restored(tmp_path):
 
 
 def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
-  """The state, its step, the position in the data, and rows of metrics that could not be written at the time."""
+  """State, step, data position, and metric rows that could not be written earlier."""
   unwritten, expected = dict.fromkeys(metric_writers.UNWRITTEN[:1], b"row"), make_state(value=5.0)
   checkpoints = reopened(tmp_path)
   checkpoints.save(5, expected, STREAMS | unwritten, {}, metrics=None)
@@ -118,7 +118,7 @@ def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
 
 
 def test_restores_onto_another_mesh(tmp_path):
-  """Saved on eight shards of rows, read in pieces of four by two, or whole on one device's worth of shards."""
+  """Saved on eight row shards, restored on four by two, or on one shard."""
   save(tmp_path, (2, None), mesh_shape={"fsdp": 8})
   expected = make_state(value=2.0, mesh_shape={"fsdp": 4, "tensor": 2})
   checkpoints = reopened(tmp_path)
@@ -136,7 +136,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
   checkpoints = reopened(tmp_path, keep=2)
   assert retention.best_steps(checkpoints.metrics()) == {"loss": 2}
   assert checkpoints.latest_step() == 5
-  # A run that was resumed still knows the best of the run before.
+  # A resumed run knows the best step of the earlier run.
   checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, metrics={"loss": 3.5})
   checkpoints.save(7, make_state(value=7.0), STREAMS, CONFIG, metrics={"loss": 0.5})
   checkpoints.save(8, make_state(value=8.0), STREAMS, CONFIG, metrics={"loss": 3.5})
@@ -146,7 +146,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
 
 
 def test_the_best_by_each_metric_is_kept(tmp_path):
-  """Of the loss the lowest, of all others the highest, and the earlier of two that are as good."""
+  """The lowest loss, the highest value of other metrics, and the earliest of equal ones."""
   measured = {
     1: {"loss": 1.0, "cb/f1": 10.0, "rte/accuracy": 50.0},
     2: {"loss": 2.0, "cb/f1": 30.0, "rte/accuracy": 50.0},
@@ -160,13 +160,13 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   checkpoints.wait()
   kept = checkpoints.metrics()
   checkpoints.close()
-  assert kept == {step: measured[step] for step in (1, 2, 4, 5)}  # the last but one is there if the last is damaged
+  assert kept == {step: measured[step] for step in (1, 2, 4, 5)}  # the last but one replaces a damaged last step
   assert retention.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
 @pytest.mark.slow
 def test_each_stage_has_its_best(tmp_path):
-  """Its loss is of other text: that of the first stage would be the best for ever, and the second's be deleted."""
+  """Losses of stages are not comparable: otherwise the best of the first stage would always win."""
   config = CONFIG | {"train": {"steps": 9}, "stages": [{"name": "first", "steps": 2}, {"name": "second"}]}
   checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1, ends=(2,))
   for step, loss in enumerate((1.0, 0.5, 3.0, 2.0, 4.0, 5.0, 6.0), start=1):
@@ -183,7 +183,7 @@ def test_each_stage_has_its_best(tmp_path):
 
 
 def test_what_is_no_number_is_never_the_best(tmp_path):
-  """The docstring's example; a loss that was not a number gives way to the first that is one, on disk as well."""
+  """The docstring's example; a NaN is replaced by the first number, on disk as well."""
   nan = float("nan")
   measured = {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
   assert retention.best_steps(measured) == {"loss": 20, "cb/f1": 10}
@@ -193,7 +193,7 @@ def test_what_is_no_number_is_never_the_best(tmp_path):
 
 
 def test_nothing_saved_is_nothing_found(tmp_path):
-  """A fresh workdir has neither a last step nor a best."""
+  """A new workdir has neither a last step nor a best one."""
   checkpoints = reopened(tmp_path)
   assert checkpoints.latest_step() is None
   assert checkpoints.metrics() == {}
@@ -201,15 +201,15 @@ def test_nothing_saved_is_nothing_found(tmp_path):
 
 
 def test_what_is_missing_of_a_step_is_said(tmp_path):
-  """Before anything is restored, with what would go on without it."""
+  """The error comes before the restore, with the step to fall back to."""
   save(tmp_path, (1, None), (2, None))
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "state")
   checkpoints = reopened(tmp_path)
   assert checkpoints.config(1) == CONFIG
-  with pytest.raises(UserError, match=r"checkpoints/2: this checkpoint has no state, .* goes on from step 1"):
+  with pytest.raises(UserError, match=r"checkpoints/2: this checkpoint lacks state, .* resumes from step 1"):
     checkpoints.config(2)
   shutil.rmtree(tmp_path / "checkpoints" / "1" / "streams")
-  with pytest.raises(UserError, match=r"no position in its data, as those that were converted; .* --config.init.check"):
+  with pytest.raises(UserError, match=r"has no data position, as after `t2t convert`. .* --config.init.check"):
     checkpoints.config(1)
   checkpoints.close()
   (tmp_path / "other").mkdir()
@@ -219,14 +219,14 @@ def test_what_is_missing_of_a_step_is_said(tmp_path):
 
 
 def test_a_link_that_leads_nowhere_is_said(tmp_path):
-  """A disk that is not mounted is no fresh start."""
+  """An unmounted disk must not look like a new workdir."""
   (tmp_path / "checkpoints").symlink_to(tmp_path / "disk" / "run")
-  with pytest.raises(UserError, match="checkpoints is a link to .*disk/run, which is not there; bring it back"):
+  with pytest.raises(UserError, match="checkpoints is a link to .*disk/run, which does not exist. Restore it"):
     reopened(tmp_path)
 
 
 def test_state_may_be_donated_while_it_is_saved(tmp_path):
-  """What is written is the state as it was when `save` was called."""
+  """The saved state is that of the call of `save`."""
   checkpoints = reopened(tmp_path)
   state = make_state(value=3.0)
   checkpoints.save(3, state, STREAMS, CONFIG, metrics=None)
@@ -239,9 +239,9 @@ def test_state_may_be_donated_while_it_is_saved(tmp_path):
 
 @pytest.mark.slow
 def test_what_waits_in_the_hosts_memory_is_copied(tmp_path):
-  """Its memory goes to the next step at once, which a view of it, as Orbax would hold it, prevents."""
+  """Its memory is reused at once, unlike Orbax's view of it."""
   checkpoints = reopened(tmp_path)
-  make = lambda: make_state(value=3.0, width=1 << 18)  # takes longer to write than the next step
+  make = lambda: make_state(value=3.0, width=1 << 18)  # large enough to be written longer than the next step takes
   on_host = lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
   state = make()
   state = dataclasses.replace(state, opt_state=jax.tree.map(on_host, state.opt_state))
@@ -259,7 +259,7 @@ def test_what_waits_in_the_hosts_memory_is_copied(tmp_path):
 
 
 def test_other_shapes_are_refused(tmp_path):
-  """The message names the first arrays that differ, with both shapes."""
+  """The message contains the first different arrays, with both shapes."""
   save(tmp_path, (1, None))
   checkpoints = reopened(tmp_path)
   with pytest.raises(UserError, match=r"params/encoder/kernel: \(8, 8\) in the checkpoint, \(8, 16\) in config.model"):
@@ -271,7 +271,7 @@ def test_other_shapes_are_refused(tmp_path):
 
 @pytest.mark.parametrize("saved_frozen", [(), ("encoder",)])
 def test_parameters_come_from_a_run_of_another_kind(tmp_path, saved_frozen):
-  """Another optimizer, other frozen parameters, another mesh: the parameters are the same."""
+  """Another optimizer, frozen parameters or mesh: the parameters are equal."""
   save(tmp_path, (4, None), optimizer="adafactor", freeze=saved_frozen)
   expected = make_state(value=4.0, mesh_shape={"fsdp": 4, "tensor": 2}).params
   params = restore.restore_params(restore.checkpoint_folder(str(tmp_path)), abstract(expected))
@@ -280,7 +280,7 @@ def test_parameters_come_from_a_run_of_another_kind(tmp_path, saved_frozen):
 
 
 def test_parameters_of_other_shapes_are_refused(tmp_path):
-  """The message names the first that differ."""
+  """The message contains the first differences."""
   save(tmp_path, (4, None))
   wanted = make_state(width=16).params | {"extra": {"scale": jnp.ones(3)}}
   with pytest.raises(UserError, match=r"(?s)encoder/kernel: \(8, 8\).*extra/scale: missing in the checkpoint"):
@@ -288,7 +288,7 @@ def test_parameters_of_other_shapes_are_refused(tmp_path):
 
 
 def test_find_takes_a_workdir_or_a_checkpoint(tmp_path):
-  """Of a workdir it is the last step, by number and not by spelling."""
+  """In a workdir it is the last step, in numeric order."""
   save(tmp_path, (9, None), (10, None))
   for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "10"):
     assert restore.checkpoint_folder(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
@@ -296,15 +296,15 @@ def test_find_takes_a_workdir_or_a_checkpoint(tmp_path):
 
 
 def test_find_says_where_it_looked(tmp_path):
-  """Neither a missing folder nor an empty one is a checkpoint."""
+  """A missing folder and an empty one are no checkpoints."""
   (tmp_path / "empty").mkdir()
   for name in ("empty", "missing"):
-    with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint there; looked for"):
+    with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint; looked for"):
       restore.checkpoint_folder(str(tmp_path / name))
 
 
 def test_an_interrupted_save_loses_nothing(tmp_path):
-  """What a killed run was writing is no checkpoint; the one before is whole, and saving goes on."""
+  """The remains of a killed save are ignored; the earlier step is intact, and saving continues."""
   save(tmp_path, (1, None))
   unfinished = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-17"
   (unfinished / "state").mkdir(parents=True)
@@ -320,7 +320,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_workdir_has_one_writer(tmp_path):
-  """Another process's lock is refused by its id, and is gone with the process, however that ended."""
+  """The lock of another process is an error with its id, and ends with the process."""
   program = (
     "import sys\nfrom etils import epath\nfrom t2t.checkpoints import workdir_lock\n"
     "with workdir_lock.held(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"

@@ -21,7 +21,7 @@ LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
 
 def unmerged_logits(run, batch):
-  """Of the model as it was trained, with what adapts it beside what it lies on top of."""
+  """Returns the logits of the model as trained, with a separate adapter."""
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   checkpoints = manager.Checkpoints(epath.Path(run), keep=1, read_only=True)
   with jax.set_mesh(mesh):
@@ -34,7 +34,7 @@ def unmerged_logits(run, batch):
 
 
 def logits(path, batch):
-  """Of a checkpoint, as every command reads it."""
+  """Returns the logits of a checkpoint as commands read it."""
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   model = pretrained.load(pretrained.read_source(str(path)), mesh)
   return toy.logits(nnx.merge(model.graphdef, model.params), batch)
@@ -47,7 +47,7 @@ def merge(run, out, *options):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only", "encoder_only"])
 def test_merged_gives_what_the_adapter_gave(architecture, tmp_path, capsys):
-  """The same logits, which are not those of the base; the checkpoint stands by itself, and is of a plain model."""
+  """Logits equal the adapter's, differ from the base's; the merged checkpoint needs no base."""
   run = trained.adapter(architecture, *LORA)
   assert merge(run, tmp_path / "merged") == 0
   assert "merged: a model without an adapter" in capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_merged_gives_what_the_adapter_gave(architecture, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_the_config_is_that_of_the_run_without_its_adapter(tmp_path):
-  """How the model is asked follows from what it was trained on; rules for what was added have nothing left to match."""
+  """Settings of inference stay; rules for adapter parameters are removed."""
   run = trained.adapter("encoder_decoder", *LORA, "--config.optimizer.param_groups=('lora_up: rate=2.0',)")
   assert merge(run, tmp_path / "merged") == 0
   found, before = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "merged", run))
@@ -77,7 +77,7 @@ def test_the_config_is_that_of_the_run_without_its_adapter(tmp_path):
 
 @pytest.mark.exhaustive
 def test_every_command_takes_it(tmp_path, capsys):
-  """One goes on training from it, one writes, one converts, one verifies its checksums."""
+  """Training, inference, conversion and verification."""
   out = tmp_path / "merged"
   assert merge(trained.adapter("encoder_decoder", *LORA), out, "--step", "2") == 0
   text = trained.workdir("encoder_decoder")
@@ -103,13 +103,13 @@ def test_every_command_takes_it(tmp_path, capsys):
   ("run", "out", "options", "message"),
   [
     ("adapter", "there", (), "exists and is not an empty folder"),
-    ("base", "merged", (), "nothing adapts this model"),
-    ("houlsby", "merged", (), "has what config.houlsby added, which no model without it computes"),
-    ("adapter", "merged", ("--step", "1"), "--step 1: .* has no such checkpoint; there are 2"),
+    ("base", "merged", (), "the model has no adapter"),
+    ("houlsby", "merged", (), "has the adapter config.houlsby, which cannot be merged"),
+    ("adapter", "merged", ("--step", "1"), "--step 1: .* has no such checkpoint. Give one of: 2"),
   ],
 )
 def test_what_cannot_be_merged_is_refused(run, out, options, message, tmp_path, capsys):
-  """In one line, and nothing is written."""
+  """The error has one line, and nothing is written."""
   options_of = {"adapter": LORA, "houlsby": ("--config.houlsby.bottleneck=2",)}
   base = trained.workdir("encoder_decoder")
   folder = base if run == "base" else trained.adapter("encoder_decoder", *options_of[run])

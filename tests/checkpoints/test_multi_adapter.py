@@ -27,7 +27,7 @@ def base():
 
 @pytest.mark.exhaustive
 def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone():
-  """The very arrays of the base, in place of copies; and the logits of each that merged parameters give."""
+  """Models share the base's arrays without copies, and the logits equal the merged models'."""
   mesh, batch = sharding.make_mesh({"fsdp": 2}, devices=jax.devices()[:2]), toy.batch()
   sources = multi_adapter.open_all(base(), adapters())
   found = multi_adapter.load(base(), sources, mesh)
@@ -45,9 +45,9 @@ def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone()
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
-  """By shapes; by what is small of it, before anything is loaded; and by all of it, once it is."""
+  """By shapes and small arrays before loading, and by all arrays after it."""
   own = trained.adapter("encoder_decoder", *LORA)
-  with pytest.raises(UserError, match=r"--adapter x=.*: lies on top of another model than .*decoder_only"):
+  with pytest.raises(UserError, match=r"--adapter x=.*: its base is not .*decoder_only"):
     multi_adapter.open_all(pretrained.read_source(str(trained.workdir("decoder_only"))), {"x": str(own)})
   assert command.main(["adapt", "merge", str(own), "--output", str(tmp_path / "merged")]) == 0
   other = pretrained.read_source(str(tmp_path / "merged"))
@@ -55,13 +55,13 @@ def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
     multi_adapter.open_all(other, {"x": str(own)})
   monkeypatch.setattr(multi_adapter, "_LOOKED_AT", 0)
   sources = multi_adapter.open_all(other, {"x": str(own)})
-  with pytest.raises(UserError, match="--adapter x: .*merged.* is another model than the adapter was trained on"):
+  with pytest.raises(UserError, match="--adapter x: .*merged.*: is not the model that the adapter was trained on"):
     multi_adapter.load(other, sources, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
 
 
 def test_what_is_no_adapter_is_refused(tmp_path):
-  """Of a model by itself nothing lies on the base; and one that holds all of its base is a model by itself."""
-  with pytest.raises(UserError, match="--adapter x=.*: nothing adapts this model"):
+  """A model without an adapter, and a checkpoint that includes its base."""
+  with pytest.raises(UserError, match="--adapter x=.*: the model has no adapter"):
     multi_adapter.open_all(base(), {"x": str(trained.workdir("encoder_decoder"))})
   shutil.copytree(trained.adapter("encoder_decoder", *LORA), tmp_path / "old")
   shutil.rmtree(tmp_path / "old/checkpoints/2/base")
@@ -70,5 +70,5 @@ def test_what_is_no_adapter_is_refused(tmp_path):
   content = json.loads(metadata.read_text())
   del content["item_handlers"]["base"]
   metadata.write_text(json.dumps(content))
-  with pytest.raises(UserError, match="--adapter x=.*: it was saved with all that it lies on top of"):
+  with pytest.raises(UserError, match="--adapter x=.*: an earlier version saved it together with its base"):
     multi_adapter.open_all(base(), {"x": str(tmp_path / "old")})

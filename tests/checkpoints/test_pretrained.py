@@ -41,7 +41,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workdir(text, tmp_path_factory):
-  """A workdir of one step of a small T5 on bytes."""
+  """A workdir with one step of a small T5 on bytes."""
   path = tmp_path_factory.mktemp("pretrained") / "run"
   layers = ("--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=2")
   assert (
@@ -53,7 +53,7 @@ def workdir(text, tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_a_checkpoint_says_what_it_is(workdir):
-  """Its model, what it was trained with, and where its vocabulary is; by the workdir or by the step's folder."""
+  """Model, training config and vocabulary, from the workdir or the step's folder."""
   for path in (workdir, workdir / "checkpoints" / "1"):
     source = pretrained.read_source(str(path))
     assert source.path == epath.Path(workdir) / "checkpoints" / "1"
@@ -64,7 +64,7 @@ def test_a_checkpoint_says_what_it_is(workdir):
 
 
 def test_the_model_is_the_one_that_was_trained(workdir):
-  """Parameters bit for bit, on another mesh than they were saved from, computing in float32 on a CPU."""
+  """Parameters are bit-identical on another mesh, and compute in float32 on a CPU."""
   source = pretrained.read_source(str(workdir))
   loaded = [pretrained.load(source, sharding.make_mesh(shape)) for shape in ({"fsdp": 8}, {"data": 4, "tensor": 2})]
   assert loaded[0].config.dtype == "float32"
@@ -74,7 +74,7 @@ def test_the_model_is_the_one_that_was_trained(workdir):
 
 
 def test_a_kernel_and_a_package_that_are_not_here(workdir, tmp_path, monkeypatch):
-  """What was trained on a TPU's kernel, or in 8 bits, because its config said so, is read where there is neither."""
+  """A TPU kernel or 8-bit training in the config does not prevent reading."""
   monkeypatch.setitem(sys.modules, "qwix", None)
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   (saved,) = (
@@ -89,7 +89,7 @@ def test_a_kernel_and_a_package_that_are_not_here(workdir, tmp_path, monkeypatch
 
 
 def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_path):
-  """Of a checkpoint that lies alone."""
+  """The checkpoint was copied without its workdir."""
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "alone")
   source = pretrained.read_source(str(tmp_path / "alone"))
   assert source.vocabulary == ""
@@ -97,7 +97,7 @@ def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_pat
 
 
 def test_a_checkpoint_runs_no_code(workdir, tmp_path, capsys):
-  """A module that its config names is imported if the user names it, too; the model is read without it."""
+  """A module in the config is imported only if the user names it; the model can be read without it."""
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   ran = tmp_path / "ran.txt"
   code = f"""
@@ -135,7 +135,7 @@ seqio.TaskRegistry.add("named_by_a_checkpoint", source=source,
 
 @pytest.mark.parametrize("name", ["../theirs.model", "/etc/hostname", "..", "", 3])
 def test_a_saved_vocabulary_is_of_its_own_folder(name, tmp_path):
-  """A record may name nothing else on the machine of whoever reads it."""
+  """A record must not refer to other files of the reader's machine."""
   (tmp_path / "theirs.model").write_bytes(b"")
   folder = epath.Path(tmp_path / "vocabulary")
   folder.mkdir()
@@ -150,7 +150,7 @@ def test_a_saved_vocabulary_is_of_its_own_folder(name, tmp_path):
 
 
 def test_fine_tuning_takes_model_and_vocabulary(workdir):
-  """All but the rate of dropout and the kernel, which are fine-tuning's own."""
+  """All except dropout and kernel, which fine-tuning sets."""
   config = load_config("finetune_superglue")
   config.model.attention_kernel = "plain"
   source = pretrained.read_source(str(workdir))
@@ -165,7 +165,7 @@ def test_fine_tuning_takes_model_and_vocabulary(workdir):
   ("architecture", "room"), [("encoder_decoder", 96), ("decoder_only", 96 - 63), ("encoder_only", 64)]
 )
 def test_inputs_are_as_long_as_the_learned_positions_allow(workdir, architecture, room):
-  """A decoder alone needs some of them for the answer, an encoder alone for what stands around the text."""
+  """A decoder-only model reserves positions for the answer, an encoder for special tokens."""
   config = load_config("finetune_superglue")
   source = pretrained.read_source(str(workdir))
   layers = {"encoder_decoder": {}, "decoder_only": {"num_encoder_layers": 0}, "encoder_only": {"num_decoder_layers": 0}}
@@ -176,14 +176,14 @@ def test_inputs_are_as_long_as_the_learned_positions_allow(workdir, architecture
 
 @pytest.fixture(scope="module")
 def huggingface(workdir, tmp_path_factory):
-  """The same model as Hugging Face has it."""
+  """The same model in Hugging Face format."""
   path = tmp_path_factory.mktemp("huggingface") / "model"
   assert command.main(["convert", "--from", "t2t", str(workdir), "--to", "hf", str(path)]) == 0
   return path
 
 
 def test_a_checkpoint_of_another_format_is_the_same_model(workdir, huggingface):
-  """Converted in memory, onto the mesh: shape, vocabulary, and every parameter bit for bit."""
+  """Converted in memory onto the mesh: shape, vocabulary, and bit-identical parameters."""
   own, other = (pretrained.read_source(str(path)) for path in (workdir, huggingface))
   assert dataclasses.replace(other.model, dtype=own.model.dtype, dropout_rate=own.model.dropout_rate) == own.model
   assert pretrained.vocabulary(other) == pretrained.vocabulary(own)
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_format_is_the_same_model(workdir, huggingface):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("inherit", [True, False])
 def test_training_starts_from_a_checkpoint_of_another_format(inherit, huggingface, text, tmp_path, capsys):
-  """With its model and vocabulary, or with the same ones as the config says."""
+  """With its model and vocabulary, or with equal ones in the config."""
   layers = ("--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=2")
   own = [option for option in (*SMALL, *layers) if inherit is False or ".model." not in option]
   options = [f"--config.init.checkpoint={huggingface}", f"--config.init.use_model_config={inherit}"]
@@ -209,7 +209,7 @@ def test_training_starts_from_a_checkpoint_of_another_format(inherit, huggingfac
 
 @pytest.mark.exhaustive
 def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp_path, capsys):
-  """With the parameter's name, and both shapes."""
+  """The message contains the parameter and both shapes."""
   options = [f"--config.init.checkpoint={huggingface}", f"--config.data.files={text}", f"--workdir={tmp_path}"]
   assert command.main(["train", "--config=t5_small", *SMALL, *options]) == 2
   said = capsys.readouterr().err
@@ -217,8 +217,8 @@ def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp
 
 
 def test_what_is_no_checkpoint(workdir, tmp_path):
-  """What was looked for is said; so is a model that only a later version knows."""
-  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint there; looked for .*/state"):
+  """The message contains the searched paths; an unknown model key asks for an upgrade."""
+  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint; looked for .*/state"):
     pretrained.read_source(str(tmp_path))
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   path = tmp_path / "1" / "config" / "metadata"
@@ -231,7 +231,7 @@ def test_what_is_no_checkpoint(workdir, tmp_path):
 
 @pytest.mark.exhaustive
 def test_inheriting_a_model(workdir, text, tmp_path):
-  """The same model goes on with other data; what is typed has the last word; without parameters it starts afresh."""
+  """The same model trains on other data; typed keys take precedence; parameters may be fresh."""
   arguments = [
     "train",
     "--config=finetune_superglue",
@@ -240,7 +240,7 @@ def test_inheriting_a_model(workdir, text, tmp_path):
     "--config.train.steps=1",
   ]
   arguments += [f"--config.data.files={text}", "--config.data.mixture=", "--config.model.dropout_rate=0.0"]
-  arguments += ["--config.model.norm_epsilon=1e-5", "--config.data.inputs_length=48"]  # not what the checkpoint says
+  arguments += ["--config.model.norm_epsilon=1e-5", "--config.data.inputs_length=48"]  # different from the checkpoint
   kept = ["--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'kept'}"]
   assert command.main([*arguments, *kept]) == 0
   assert command.main([*arguments, "--noconfig.init.parameters", f"--workdir={tmp_path / 'fresh'}"]) == 0
@@ -260,7 +260,7 @@ def test_inheriting_a_model(workdir, text, tmp_path):
 
 @pytest.mark.parametrize("spec", ["bytes", "spiece"])
 def test_vocabularies_survive_being_saved(spec, tmp_path, text):
-  """The same ids for the same text."""
+  """Text gets the same ids."""
   if spec == "spiece":
     arguments = ["vocab", "train", f"--input={text}", "--size=60", f"--output={tmp_path / 'trained'}"]
     assert command.main(arguments) == 0

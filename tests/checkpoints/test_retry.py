@@ -1,4 +1,4 @@
-"""A save that fails: it is tried again, what was saved stays sound, and in the end there is one error."""
+"""Failed saves: they are retried, earlier steps stay intact, and a permanent failure is one error."""
 
 import concurrent.futures
 import contextlib
@@ -19,12 +19,12 @@ from t2t import __main__ as command
 from t2t.checkpoints import manager, retry, verify
 from t2t.runtime import exit_codes
 
-_LIMIT = 100_000  # bytes; a shard of an array is larger, and what a test prints is not
+_LIMIT = 100_000  # bytes: smaller than a shard of an array, larger than the output of a test
 
 
 @contextlib.contextmanager
 def full_disk():
-  """Files cannot grow beyond a size: the same errors, at the same places, as of a disk or quota that is used up."""
+  """Limits the file size, which causes the errors of a full disk or quota."""
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   try:
@@ -37,7 +37,7 @@ def full_disk():
 
 @pytest.fixture(scope="module")
 def state():
-  """With arrays that do not compress to nothing."""
+  """Arrays are random, so that they do not compress."""
   state = test_manager.make_state(width=40_000)
   noisy = lambda x: jax.device_put(jax.random.normal(jax.random.key(0), x.shape), x.sharding) if x.ndim == 2 else x
   return jax.tree.map(noisy, state)
@@ -45,7 +45,7 @@ def state():
 
 @pytest.fixture
 def clock(monkeypatch):
-  """Seconds that pass only where somebody waits."""
+  """A clock that advances only in sleeps."""
   now = [0.0]
   monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
   monkeypatch.setattr(manager.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -65,7 +65,7 @@ def save(checkpoints, state, step):
 
 
 def sound(workdir) -> list[int]:
-  """The steps that are there, all of them whole."""
+  """Returns the existing steps, and checks that all are intact."""
   folder = epath.Path(workdir) / "checkpoints"
   assert [verify.of_step(folder / str(step), step=step) for step in verify.steps(folder)] == [
     [] for _ in verify.steps(folder)
@@ -74,13 +74,13 @@ def sound(workdir) -> list[int]:
 
 
 def noticed(checkpoints) -> None:
-  """Steps go by until the save in the background has come to its end."""
+  """Steps until the background save has ended."""
   concurrent.futures.wait([checkpoints._saving[1]])
   assert not checkpoints.overdue()
 
 
 def test_a_save_that_failed_is_made_up_for(state, tmp_path, clock, capsys, caplog):
-  """Noticed at the next step, tried again when its time has come with a later state, and the last two always stay."""
+  """Noticed at the next step, retried later with a newer state; the last two steps are kept."""
   checkpoints = saved(tmp_path, keep=1)
   for step in (1, 2):
     save(checkpoints, state, step)
@@ -95,8 +95,8 @@ def test_a_save_that_failed_is_made_up_for(state, tmp_path, clock, capsys, caplo
     save(checkpoints, state, 4)
     noticed(checkpoints)
   said = capsys.readouterr().err
-  assert "checkpoints: step 3 could not be saved (" in said and "tried again in 5 s" in said
-  assert "step 4 could not be saved" in said and "tried again in 10 s" in said
+  assert "checkpoints: step 3 could not be saved (" in said and "retrying in 5 s" in said
+  assert "step 4 could not be saved" in said and "retrying in 10 s" in said
   assert "(File too large)" in said and len(said.splitlines()) < 10 and "Traceback" not in said + caplog.text
   assert sound(tmp_path) == [1, 2]
   clock[0] += 11
@@ -110,11 +110,11 @@ def test_a_save_that_failed_is_made_up_for(state, tmp_path, clock, capsys, caplo
 
 
 def test_saves_that_fail_for_too_long_are_one_error(state, tmp_path, clock, capsys):
-  """At a step, and at the end, where the same state is tried until the time is up; nothing waits when it is over."""
+  """During training and at the end, where the same state is retried until the limit; no thread remains."""
   checkpoints = saved(tmp_path, retry_seconds=20.0)
   save(checkpoints, state, 1)
   checkpoints.wait()
-  message = r"checkpoints: step {} could not be saved \(.*\); what was saved before is as it was.*retry_seconds"
+  message = r"checkpoints: step {} could not be saved \(.*\)\. Earlier checkpoints are unchanged.*retry_seconds"
   with full_disk():
     save(checkpoints, state, 2)
     with pytest.raises(UserError, match=message.format(2)):
@@ -133,7 +133,7 @@ def test_saves_that_fail_for_too_long_are_one_error(state, tmp_path, clock, caps
 
 
 def test_the_last_state_is_tried_again_at_the_end(state, tmp_path, clock, monkeypatch):
-  """For no step follows; there is room when it has waited."""
+  """No step follows; there is space after a wait."""
   checkpoints, room = saved(tmp_path), contextlib.ExitStack()
   room.enter_context(full_disk())
   sleep = manager.time.sleep
@@ -146,7 +146,7 @@ def test_the_last_state_is_tried_again_at_the_end(state, tmp_path, clock, monkey
 
 
 def test_a_folder_that_cannot_be_made_is_noticed_at_once(state, tmp_path, clock, capsys):
-  """And so is a folder of checkpoints that has gone."""
+  """Also if the folder of checkpoints was deleted."""
   checkpoints = saved(tmp_path)
   folder = pathlib.Path(tmp_path / "checkpoints")
   folder.rmdir()
@@ -163,12 +163,12 @@ def test_a_folder_that_cannot_be_made_is_noticed_at_once(state, tmp_path, clock,
 
 
 def test_of_several_processes_none_tries_again(tmp_path, monkeypatch):
-  """The others cannot know: all of them end, with the code at which a launcher starts the same command again."""
+  """Processes cannot coordinate: all end with the exit code that makes a launcher restart them."""
 
   def train(argv):
     retry.Patience(epath.Path(tmp_path), 1e9).failed(5, OSError("disk is full [source locations='a'"), alone=False)
 
-  with pytest.raises(UserError, match="step 5 could not be saved .disk is full.*the same command goes on"):
+  with pytest.raises(UserError, match="step 5 could not be saved .disk is full.*the same command resumes"):
     train([])
   monkeypatch.setattr("t2t.commands.train.main", train)
   assert command.main(["train"]) == exit_codes.LOST and exit_codes.goes_on(exit_codes.LOST)
@@ -217,7 +217,7 @@ sys.exit(command.main(["train"]))
 
 @pytest.mark.slow
 def test_two_processes_end_when_one_cannot_save(tmp_path):
-  """At once, and not when each has waited for the other; a launcher starts them again, and what was saved is whole."""
+  """They end at once, without waiting for each other; a launcher restarts them, and earlier steps are intact."""
   address = f"localhost:{test_hosts.free_port()}"
   start = lambda index: subprocess.Popen(
     [sys.executable, "-c", _ONE_OF_TWO, str(index), address, str(tmp_path)], stderr=subprocess.PIPE, text=True
@@ -231,7 +231,7 @@ def test_two_processes_end_when_one_cannot_save(tmp_path):
 
 @pytest.mark.slow
 def test_an_old_step_that_stays_is_no_save_that_failed(tmp_path, capsys):
-  """A link, whose files stay as well, and what cannot be deleted: each is told once, and all that follows is saved."""
+  """A link, or an undeletable step: each is logged once, and later saves work."""
   state, elsewhere = test_manager.make_state(), tmp_path / "elsewhere"
   checkpoints, folder = saved(tmp_path), tmp_path / "checkpoints"
   for step in range(1, 7):

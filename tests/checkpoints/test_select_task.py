@@ -1,4 +1,4 @@
-"""Models that tell tasks apart, by the commands: trained on several sources, and asked as each of their tasks."""
+"""Models with task-specific parameters, by the commands: training on several sources, and inference for each task."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from t2t.serving import engine, text_predictor
 
 pytestmark = pytest.mark.slow
 
-module = test_evaluate.module  # the fixture
+module = test_evaluate.module  # fixture
 
 PALS = ("--config.pals.tasks=poems,news", "--config.pals.size=8", "--config.pals.heads=2")
 LINES = [{"inputs": text} for text in ("the quick brown fox", "a lazy dog sleeps", "one two three")]
@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 def train(architecture, folder, workdir, *options, names=("news", "poems"), pals=PALS):
-  """Trains PALs of two tasks on some of them, packed, and gives the exit status of the command."""
+  """Trains PALs of two tasks on some of them, packed; returns the exit status of the command."""
   name, objective = CONFIGS[architecture]
   base = f"--config.init.checkpoint={trained.workdir(architecture)}"
   fixed = [f"--config={name}", base, "--config.init.use_model_config=True"]
@@ -42,7 +42,7 @@ def train(architecture, folder, workdir, *options, names=("news", "poems"), pals
 
 
 def infer(checkpoint, lines, folder, *options):
-  """What the command writes for these lines, and the scores."""
+  """Returns the predictions of the command for these lines, and the scores."""
   (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   out = folder / "out.jsonl"
   out.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def infer(checkpoint, lines, folder, *options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """Of a T5, on both tasks, drawn more alike from the third step on; stopped after the fourth."""
+  """A T5 on both tasks, with a stage of other proportions from step 3 on; stopped after step 4."""
   folder = tmp_path_factory.mktemp("tasks")
   stages = '--config.stages={"steps": 2},\n  {"data.alpha": 0.2}'
   for steps in (4, 12):
@@ -64,7 +64,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_each_task_is_asked_by_its_name(run, tmp_path):
-  """By --task for all lines, by each line for itself, and as an adapter on top of the base: the same is written."""
+  """--task for all lines, a task in each line, and --adapter on the base give the same predictions."""
   base, short = trained.workdir("encoder_decoder"), ("--max_length", "6")
   each = {task: infer(run, LINES, tmp_path, *short, "--task", task) for task in ("news", "poems")}
   assert each["news"] != each["poems"] and infer(base, LINES, tmp_path, *short) not in each.values()
@@ -77,7 +77,7 @@ def test_each_task_is_asked_by_its_name(run, tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
-  """Trained on one, the other is the base; trained on that then, the first stays; a part of the model is trained."""
+  """Training on one task leaves the other's parameters unchanged."""
   told = ["--config.eval.num_logged_samples=1", "--config.train.steps=6"]
   assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
   assert re.search(r"parameters \(.* trainable, .* %\)", capsys.readouterr().err)
@@ -96,7 +96,7 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
+    (("--input", "in.txt"), "--task is missing: .*has task-specific parameters.* one of: poems, news"),
     (
       ("--input", "in.txt", "--task", "poem"),
       "--task poem: unknown task. The tasks .* poems, news; did you mean poems",
@@ -107,7 +107,10 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
     ),
     (("--input", "named.jsonl"), "adapter 'poem': unknown name; .* poems, news; did you mean poem"),
     (("--input", "named.jsonl", "--task", "news"), "selects the adapter 'poem', but none is loaded"),
-    (("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"), "tells no tasks apart; leave it out"),
+    (
+      ("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"),
+      "has no task-specific parameters. Leave it out",
+    ),
     (
       ("--checkpoint", "{base}", "--adapter", "poem={run}", "--input", "in.jsonl"),
       "--adapter poem=.*: the task poem: unknown task. The tasks of config.pals.*did you mean poems",
@@ -115,7 +118,7 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
   ],
 )
 def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp_path, monkeypatch, capsys):
-  """Before the model is loaded; the message names those that there are."""
+  """The error comes before the model is loaded, with the existing tasks."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "in.txt").write_text("a text\n")
   (tmp_path / "in.jsonl").write_text('{"inputs": "a"}\n{"inputs": "b", "adapter": "poems"}\n')
@@ -127,7 +130,7 @@ def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp
 
 @pytest.mark.exhaustive
 def test_the_body_may_be_trained_as_well(tmp_path, capsys):
-  """As in the paper; each task is asked all the same, and a run does not go on with tasks that are others."""
+  """As in the paper; each task can still be selected, and resuming with other tasks is an error."""
   run, whole = tmp_path / "run", ("--config.pals.also_train=.",)
   assert train("encoder_decoder", tmp_path, run, *whole) == 0
   assert " trainable, " not in capsys.readouterr().err
@@ -141,7 +144,7 @@ def test_the_body_may_be_trained_as_well(tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_a_request_names_its_task(run, tmp_path):
-  """Of the page's server, whose model is in memory once; one that names none is refused."""
+  """The server holds the model once; a request without a task is an error."""
   source = pretrained.read_source(str(run))
   model = engine.Ready(source, adapters=select_task.split_by_task(source), ends_prompts=True)
   service = text_predictor.WritingService(model, defaults=decoding.DecodeConfig(max_length=6))
@@ -157,7 +160,7 @@ def test_a_request_names_its_task(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
-  """Of another task they are others; without one nothing is embedded."""
+  """Vectors differ between tasks; without a task the command fails."""
   (tmp_path / "in.txt").write_text("a text\nanother\n")
   ask = lambda *more: command.main(["embed", "--checkpoint", str(run), "--input", str(tmp_path / "in.txt"), *more])
   for task in ("news", "poems"):
@@ -171,7 +174,7 @@ def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
-  """Between steps and by `t2t eval`: of a run that has read one, the other's numbers are those of the base."""
+  """During training and by `t2t eval`: an untrained task has the metrics of the base."""
   names, base = ("odd_label", "odd_likelihood"), trained.workdir("encoder_decoder")
   pals = [f"--config.pals.tasks={','.join(names)}", *PALS[1:]]
   fixed = ["--config=t5_1_1_small", f"--config.init.checkpoint={base}", "--config.init.use_model_config=True", *pals]
@@ -200,7 +203,7 @@ def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
 
 
 def test_superglue_does_not_ask_by_task(tmp_path, capsys):
-  """Its diagnostic sets would be of no task: refused before training, not after it."""
+  """Its diagnostic sets have no task: the error comes before training."""
   asked = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
   assert command.main([*asked, "--config.pals.tasks=super_glue_rte,super_glue_cb"]) == 2
-  assert "AX-b and AX-g are none of its tasks" in " ".join(capsys.readouterr().err.split())
+  assert "has no tasks AX-b and AX-g" in " ".join(capsys.readouterr().err.split())

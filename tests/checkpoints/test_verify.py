@@ -1,4 +1,4 @@
-"""Checkpoints that disks, copies and hands have damaged: each is known, said, set aside, and the one before is used."""
+"""Damaged checkpoints: each damage is detected, reported and set aside, and the step before is used."""
 
 import builtins
 import errno
@@ -23,14 +23,14 @@ CONFIG = test_manager.CONFIG
 
 
 def positions(step: int, number: int = 2) -> dict[str, bytes]:
-  """Streams as a run saves them, as far as it matters here."""
+  """Returns streams in the saved format."""
   names = [batch_iterator.stream_name(stream, number) for stream in range(number)]
   return {name: json.dumps({"step": step, "stream": name, "position": 7 * step}).encode() for name in names}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> pathlib.Path:
-  """Three steps; nothing is changed here."""
+  """Three steps; read-only."""
   workdir = tmp_path_factory.mktemp("saved")
   checkpoints = manager.Checkpoints(epath.Path(workdir), keep=3)
   for step in (10, 20, 30):
@@ -42,18 +42,18 @@ def saved(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture
 def workdir(saved, tmp_path) -> pathlib.Path:
-  """A copy of it."""
+  """A copy of the steps."""
   return pathlib.Path(shutil.copytree(saved, tmp_path / "run"))
 
 
 def files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """All but Orbax's markers, whose being there is all they say."""
+  """Returns all files except Orbax's markers, whose content is irrelevant."""
   found = sorted(path for path in folder.rglob("*") if path.is_file())
   return [path for path in found if path != folder / manifest.COMMITTED]
 
 
 def flip(path: pathlib.Path) -> None:
-  """Turns the lowest bit of the byte in the middle."""
+  """Flips the lowest bit of the middle byte."""
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
@@ -64,13 +64,13 @@ def wrong(folder: pathlib.Path, step: int | None = None) -> list[str]:
 
 
 def without_manifests(workdir: pathlib.Path) -> None:
-  """As an older t2t left them."""
+  """Removes the manifests, as in steps of an older t2t."""
   for path in workdir.rglob(manifest.NAME):
     path.unlink()
 
 
 def test_every_file_is_noted(saved):
-  """The arrays, the streams, the config, the metrics, and what Orbax says of the step."""
+  """Arrays, streams, config, metrics, and Orbax's metadata."""
   folder = saved / "checkpoints" / "20"
   noted = manifest.read(epath.Path(folder))
   assert noted.step == 20
@@ -81,7 +81,7 @@ def test_every_file_is_noted(saved):
 
 @pytest.mark.slow
 def test_every_bit_and_every_end_counts(workdir):
-  """Of each file one bit is turned, or its second half cut off, or it is taken away: the file is named each time."""
+  """A flipped bit, a truncation, or a removal of any file is reported with the file."""
   folder = workdir / "checkpoints" / "30"
   assert len(files(folder)) > 12
   for path in files(folder):
@@ -90,16 +90,16 @@ def test_every_bit_and_every_end_counts(workdir):
     assert [name in line for line in wrong(folder)] == [True], name
     path.write_bytes(whole[: len(whole) // 2])
     assert [name in line for line in wrong(folder)] == [True], name
-    assert verify.of_step(epath.Path(folder), largest=0) == wrong(folder)  # by its size alone
+    assert verify.of_step(epath.Path(folder), largest=0) == wrong(folder)  # by size alone
     path.unlink()
-    if name != manifest.NAME:  # of an older t2t, as it seems
+    if name != manifest.NAME:  # without it the step looks like one of an older t2t
       assert wrong(folder) == [f"{name} is missing"]
     path.write_bytes(whole)
   assert wrong(folder, 30) == []
 
 
 def test_hosts_share_out_the_files(workdir):
-  """Each reads its own, and together they find what one alone does."""
+  """Each host reads its share, and the union equals the result of one."""
   folder = workdir / "checkpoints" / "30"
   for path in files(folder)[::2]:
     flip(path) if path.name != manifest.NAME else None
@@ -137,7 +137,7 @@ def file_in_its_place(folder):
   (folder.parent / "40").write_bytes(b"lost+found")
 
 
-# What is done to step 30 -> what is said of it, or of 40; and whether that is seen without a manifest as well.
+# Change of step 30 -> message about it, or about 40; and whether it is detected without a manifest.
 FAULTS = {
   "no state": (remove("state"), "state/.* is missing", True),
   "no streams": (remove("streams"), "streams/.* is missing", True),
@@ -155,7 +155,7 @@ FAULTS = {
 @pytest.mark.parametrize("older", [False, True], ids=["now", "older"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
-  """What is wrong is said, it has another name, nothing of it is deleted, and the step before is the last."""
+  """The damage is reported, the step renamed, nothing deleted, and the step before is the last."""
   fault, said, without = FAULTS[name]
   if older and not without:
     return
@@ -167,11 +167,11 @@ def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
   left = sorted(str(path.relative_to(checkpoints / str(step))) for path in (checkpoints / str(step)).rglob("*"))
   verify.set_aside(epath.Path(checkpoints))
   said_of_it = capsys.readouterr().err
-  assert f"checkpoints/{step} is damaged, and set aside as damaged_{step}; going on from step {last}" in said_of_it
+  assert f"checkpoints/{step}: is damaged, and set aside as damaged_{step}; resuming from step {last}" in said_of_it
   if not older:
     assert re.search(said, said_of_it)
   else:
-    assert "saved without checksums" in said_of_it
+    assert "saved it without checksums" in said_of_it
   aside = checkpoints / f"damaged_{step}"
   assert sorted(str(path.relative_to(aside)) for path in aside.rglob("*")) == left
   opened = test_manager.reopened(workdir)
@@ -182,7 +182,7 @@ def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
 
 
 def test_a_second_of_the_same_step_has_a_name_of_its_own(workdir):
-  """And a step between that is visibly damaged is set aside as well; the sound ones stay."""
+  """An earlier damaged step is set aside as well; intact ones stay."""
   checkpoints = workdir / "checkpoints"
   (checkpoints / "damaged_30").mkdir()
   shutil.rmtree(checkpoints / "30" / "state")
@@ -193,7 +193,7 @@ def test_a_second_of_the_same_step_has_a_name_of_its_own(workdir):
 
 @pytest.mark.parametrize("name", ["manifest.json", "config/metadata"])
 def test_what_cannot_be_read_for_a_while_is_not_damaged(name, workdir, monkeypatch):
-  """A flaky disk: it is read again; where that does not help it is an error, and the step keeps its name."""
+  """Reads of a flaky disk are retried; a permanent failure is an error, and the step keeps its name."""
   monkeypatch.setattr(manifest, "_WAITS", (0.0, 0.0))
   path, opened, failures = str(workdir / "checkpoints" / "30" / name), builtins.open, iter([True, True])
 
@@ -207,30 +207,32 @@ def test_what_cannot_be_read_for_a_while_is_not_damaged(name, workdir, monkeypat
   verify.set_aside(epath.Path(workdir / "checkpoints"))
   assert next(failures, None) is None
   failures = iter([True] * 20)
-  with pytest.raises(UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error., however often"):
+  with pytest.raises(
+    UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error. after several attempts"
+  ):
     verify.set_aside(epath.Path(workdir / "checkpoints"))
   assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30]
 
 
 def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):
-  """Again and again: all stays where it is, until a person has moved it."""
+  """Every attempt fails, and nothing changes until a person moves the folders."""
   checkpoints = epath.Path(workdir / "checkpoints")
   for step in (10, 20, 30):
     shutil.rmtree(workdir / "checkpoints" / str(step) / "streams")
   for _ in range(2):
-    with pytest.raises(UserError, match=r"(?s)no step is as it was saved.*checkpoints/30:\n  streams/.*start afresh"):
+    with pytest.raises(UserError, match=r"(?s)no step is intact.*checkpoints/30:\n  streams/.*start in another"):
       verify.set_aside(checkpoints)
   assert verify.steps(checkpoints) == [10, 20, 30]
   for step in (10, 20, 30):
     (checkpoints / str(step)).rename(checkpoints / f"damaged_{step}")
-  with pytest.raises(UserError, match=r"no step is as it was saved \(damaged_10, damaged_20, damaged_30\)"):
+  with pytest.raises(UserError, match=r"no step is intact \(damaged_10, damaged_20, damaged_30\)"):
     verify.set_aside(checkpoints)
-  verify.set_aside(epath.Path(workdir / "elsewhere"))  # nothing was ever there
+  verify.set_aside(epath.Path(workdir / "elsewhere"))  # nothing existed
 
 
 @pytest.mark.parametrize("name", ["config/metadata", "metrics/metrics", "state/_METADATA"])
 def test_what_an_older_step_cannot_be_read_without(name, workdir):
-  """Has no checksum there, but is JSON."""
+  """The file has no checksum, but must be JSON."""
   without_manifests(workdir)
   path = workdir / "checkpoints" / "30" / name
   path.write_bytes(path.read_bytes()[:-5])
@@ -242,37 +244,37 @@ def test_what_an_older_step_cannot_be_read_without(name, workdir):
 
 
 def test_arrays_of_an_older_step_that_are_cut_off_are_one_error(workdir):
-  """That no manifest speaks of: found when they are restored."""
+  """Arrays without a manifest: detected during the restore."""
   without_manifests(workdir)
   for path in (workdir / "checkpoints" / "30" / "state").rglob("d/*"):
     path.write_bytes(path.read_bytes()[:-40])
   opened = test_manager.reopened(workdir)
-  with pytest.raises(UserError, match="checkpoints/30: cannot be read .*move it away"):
+  with pytest.raises(UserError, match="checkpoints/30: cannot be read .*Move it away"):
     opened.restore(30, test_manager.abstract(test_manager.make_state()), ())
   opened.close()
 
 
 def test_arrays_of_another_step_are_refused(workdir):
-  """Of a checkpoint that has neither a manifest nor streams that say their step."""
+  """The checkpoint has neither a manifest nor streams with their step."""
   without_manifests(workdir)
   for path in (workdir / "checkpoints" / "10" / "streams").iterdir():
     path.write_bytes(b"{}")
   older_step(workdir / "checkpoints" / "30")
   verify.set_aside(epath.Path(workdir / "checkpoints"))
   opened = test_manager.reopened(workdir)
-  with pytest.raises(UserError, match="checkpoints/30: its arrays are of step 10"):
+  with pytest.raises(UserError, match="checkpoints/30: its arrays belong to step 10"):
     opened.restore(30, test_manager.abstract(test_manager.make_state()), ())
   opened.close()
 
 
 def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
-  """Named, with what else is there, and nothing is renamed; what is small is looked at before anything is read."""
+  """The message contains the other steps, and nothing is renamed; small files are checked first."""
   checkpoints = workdir / "checkpoints"
   largest = max((checkpoints / "30" / "state").rglob("d/*"), key=os.path.getsize)
   flip(largest)
   params = test_manager.abstract(test_manager.make_state().params)
   for path in (workdir, checkpoints / "30"):
-    with pytest.raises(UserError, match=r"(?s)checkpoint is damaged:\n  state/.*there are 10, 20"):
+    with pytest.raises(UserError, match=r"(?s)checkpoint is damaged:\n  state/.*Give another step .10, 20"):
       restore.checkpoint_folder(str(path))
   monkeypatch.setattr(verify, "_SMALL", 0)
   assert restore.checkpoint_folder(str(workdir)).name == "30"
@@ -284,8 +286,8 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
 
 @pytest.mark.exhaustive
 def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
-  """Of each that reads one; a folder that was copied without its workdir, too."""
-  monkeypatch.setattr(verify, "_SMALL", 0)  # as if the array were large: it is read when parameters are
+  """Every command that reads a checkpoint; also with a folder copied without its workdir."""
+  monkeypatch.setattr(verify, "_SMALL", 0)  # treats the array as large, so that it is verified when parameters are read
   workdir = shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")
   flip(max((workdir / "checkpoints" / "2" / "state").rglob("d/*"), key=os.path.getsize))
   (workdir / "checkpoints" / "2").rename(tmp_path / "copied")
@@ -304,21 +306,21 @@ def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.exhaustive
 def test_the_same_command_does_not_start_afresh(tmp_path, capsys):
-  """Where its only step is damaged: it says so, and all is as it was."""
+  """Its only step is damaged: the run fails, and nothing changes."""
   workdir = shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")
   flip(max((workdir / "checkpoints" / "2" / "state").rglob("d/*"), key=os.path.getsize))
   before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"}
   assert command.main(trained.arguments("encoder_decoder", workdir)) == 2
   error = capsys.readouterr().err
-  assert "no step is as it was saved" in error and "other bytes than were saved" in error
+  assert "no step is intact" in error and "does not match its checksum" in error
   assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
 
 
 def test_what_was_sound_once_is_read_again_where_it_is_asked_for(workdir):
-  """As where a run goes back to it after hours; a checkpoint that is read in parts is looked at once."""
+  """A rollback after hours verifies again; other reads use the cached result."""
   folder = workdir / "checkpoints" / "20"
   verify.check(epath.Path(folder))
   flip(max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0))
   verify.check(epath.Path(folder))
-  with pytest.raises(verify.DamagedCheckpoint, match="has other bytes than were saved"):
+  with pytest.raises(verify.DamagedCheckpoint, match="does not match its checksum"):
     verify.check(epath.Path(folder), again=True)

@@ -1,4 +1,4 @@
-"""Going on in another vocabulary: rows are found by their pieces, and new ones are means of the old pieces'."""
+"""Transfer to another vocabulary: rows are copied by piece, and new pieces average old ones."""
 
 import json
 
@@ -32,7 +32,7 @@ def wordpiece(path, pieces):
 
 
 def test_a_new_piece_is_spelled_in_the_old(tmp_path):
-  """As text where a word starts, else by what goes on with a word; special pieces, and what cannot be, by none."""
+  """A word start is spelled as text, other pieces as continuations; special pieces are fresh."""
   old, new = wordpiece(tmp_path / "old" / "vocab.txt", OLD), wordpiece(tmp_path / "new" / "vocab.txt", NEW)
   found = token_mapping.old_pieces(old, new)
   assert found[: len(OLD)] == [[i] for i in range(len(OLD))]
@@ -41,7 +41,7 @@ def test_a_new_piece_is_spelled_in_the_old(tmp_path):
 
 
 def test_pieces_may_move(tmp_path):
-  """A vocabulary with fewer pieces in another order; sentinels are found by their names, wherever they end."""
+  """A smaller vocabulary in another order; sentinels are matched by name."""
   old = wordpiece(tmp_path / "old" / "vocab.txt", OLD)
   kept = [*BERT, "##logy", "heart"]
   found = token_mapping.old_pieces(old, wordpiece(tmp_path / "new" / "vocab.txt", kept))
@@ -51,7 +51,7 @@ def test_pieces_may_move(tmp_path):
 
 
 def test_parts_of_characters_are_found_by_their_bytes(tmp_path):
-  """Byte-level BPE of other scripts has other parts of characters, in another order; what is no piece is fresh."""
+  """Byte-level BPE of other scripts has other parts of characters; unknown bytes are fresh."""
   draw = np.random.default_rng(1)
   found = []
   for name, letters in (("old", range(0x905, 0x93A)), ("new", range(0xE01, 0xE2F))):
@@ -63,14 +63,14 @@ def test_parts_of_characters_are_found_by_their_bytes(tmp_path):
   pieces = [[v.tokenizer.id_to_token(i) for i in range(v.vocab_size)] for v in found]
   parts = [i for i, text in enumerate(vocabularies.token_texts(new)) if "\N{REPLACEMENT CHARACTER}" in text]
   rows = token_mapping.old_pieces(old, new)
-  assert len([i for i in parts if not rows[i]]) > 3  # of which the old one has none
+  assert len([i for i in parts if not rows[i]]) > 3  # absent from the old vocabulary
   for i in parts:
     assert [pieces[0][row] for row in rows[i]] == [pieces[1][i]] * (pieces[1][i] in pieces[0])
 
 
 @pytest.mark.parametrize("dimension", [0, 1])
 def test_rows_are_kept_or_averaged(dimension):
-  """Each by hand; a row of no piece, and what is behind the vocabulary, is fresh."""
+  """Computed by hand; rows without a piece, and after the vocabulary, are fresh."""
   table = np.arange(12.0, dtype=np.float32).reshape(6, 2) ** 2
   fresh = -np.ones((5, 2), np.float32)
   pieces = Pieces([[4], [0, 1, 5], [], [2, 3]])
@@ -78,20 +78,20 @@ def test_rows_are_kept_or_averaged(dimension):
   turn = lambda x: jnp.asarray(x.T if dimension else x)
   found = jax.jit(lambda x, y: pieces.rows(x, y, dimension))(turn(table), turn(fresh))
   np.testing.assert_allclose(found, turn(np.stack(expected)), rtol=1e-6)
-  counted = "of 4 ids, special pieces and config.data.extra_ids included"
-  assert str(pieces) == f"{counted}, 1 as they were, 2 as the mean of 2.5 old pieces, 1 fresh"
+  counted = "of 4 ids, including special pieces and config.data.extra_ids"
+  assert str(pieces) == f"{counted}, 1 unchanged, 2 as the mean of 2.5 old pieces, 1 fresh"
   assert pieces.changes and not Pieces([[0], [1]]).changes
 
 
 def test_rows_that_are_made_are_not_the_checkpoints():
-  """So that they are trained, whatever adapts the model; where all pieces are the same, they are."""
+  """Changed rows count as fresh, so that they must be trained; an unchanged vocabulary does not."""
   params = {"embed": {"table": jax.ShapeDtypeStruct((2, 4), jnp.float32)}}
   fresh_in = lambda old: Taken(params, {}, None, {}, Pieces(old), {"embed/table": 0}).fresh_in(params)
   assert fresh_in([[1], [0]]) == ["embed/table"] and fresh_in([[0], [1]]) == []
 
 
 def test_what_has_a_row_for_each_id():
-  """The embedding and the head, under whatever they lie, and the bias of a boundary head; no class's."""
+  """The embedding and the head, at any path, and the bias of a boundary head, but not of a class head."""
   heads = (HeadConfig("sbo", 3, "boundary"), HeadConfig("nli", 3))
   model = toy.config(architecture="encoder_only", num_decoder_layers=0, heads=heads)
   paths = ("embed/table", "generator/embed/table", "head/projection", "head/bias", "heads/sbo/bias", "heads/nli/bias")
@@ -101,7 +101,7 @@ def test_what_has_a_row_for_each_id():
 
 @pytest.mark.exhaustive
 def test_the_command(tmp_path, capsys):
-  """A BERT goes on with more pieces, not updated: the saved run has its rows, and means of them, in the head, too."""
+  """A BERT with more pieces, without updates: copied and averaged rows, also in the head."""
   model = toy.KINDS["bert"]
   old = wordpiece(tmp_path / "old" / "vocab.txt", OLD)
   new = wordpiece(tmp_path / "new" / "vocab.txt", NEW)
@@ -128,11 +128,11 @@ def test_the_command(tmp_path, capsys):
     *("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'run'}"),
   ]
   assert command.main(arguments) == 2
-  assert "of their pieces: config.init.transfer_vocab=True" in capsys.readouterr().err
+  assert "by their pieces: config.init.transfer_vocab=True" in capsys.readouterr().err
   assert command.main([*arguments, "--config.init.transfer_vocab=True"]) == 0
   said = " ".join(capsys.readouterr().err.split())
   assert (
-    "rows by their pieces: of" in said and f"{len(OLD)} as they were, 2 as the mean of 2.5 old pieces, 2 fresh" in said
+    "rows by their pieces: of" in said and f"{len(OLD)} unchanged, 2 as the mean of 2.5 old pieces, 2 fresh" in said
   )
   mesh = sharding.make_mesh({"data": 8})
   saved = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "run")), mesh).params)

@@ -1,4 +1,4 @@
-"""Training from a part of a checkpoint, of whatever kind it is, on a mesh."""
+"""Initialization from a part of any checkpoint, on a mesh."""
 
 import dataclasses
 import json
@@ -27,8 +27,8 @@ from t2t.models.adapters.lora import LoraConfig
 from t2t.param_tree import join_frozen
 from t2t.training import optimizers, recipe, train_state
 
-# What the checkpoints have, and a model of which they are a part: its decoder is made of their encoder, there is no
-# attention to the inputs in that, and it knows more tokens.  A shard of its table is beyond all rows that they have.
+# The checkpoints' model, and one that takes a part of it: the decoder is initialized from their encoder, without
+# cross-attention, and has more tokens. One shard of its table is beyond all of their rows.
 THEIRS = toy.config(num_decoder_layers=4)
 OURS = toy.config(vocab_size=96, num_decoder_layers=2)
 CHANGES = dict(
@@ -51,7 +51,7 @@ def written_for_huggingface(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def written_by_t5x(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  sizes = dict(VOCAB=40, EMBED=16, HEADS=4, KV=6, MLP=32)  # those of the model
+  sizes = dict(VOCAB=40, EMBED=16, HEADS=4, KV=6, MLP=32)  # the model's
   with pytest.MonkeyPatch.context() as patch:
     for name, size in sizes.items():
       patch.setattr(t5x_files, name, size)
@@ -64,7 +64,7 @@ WRITTEN = {"t2t": written_by_t2t, "hf": written_for_huggingface, "t5x": written_
 
 @pytest.fixture(scope="module", params=WRITTEN)
 def checkpoint(request, tmp_path_factory) -> tuple[pretrained.Source, dict[str, np.ndarray]]:
-  """One of each kind, and its parameters."""
+  """A checkpoint of each kind, and its parameters."""
   folder = tmp_path_factory.mktemp("checkpoints") / request.param
   params = WRITTEN[request.param](folder)
   assert convert.kind_of(str(folder)) == request.param
@@ -73,7 +73,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[pretrained.Source, dict[str, 
 
 @pytest.fixture(scope="module")
 def program() -> recipe.Program:
-  """Of the model, on a mesh of eight."""
+  """The model's program on a mesh of eight."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model_fn = lambda key: transformer.build(OURS, nnx.Rngs(key))
@@ -89,12 +89,12 @@ def whole(state: train_state.TrainState) -> dict:
 
 @pytest.fixture(scope="module")
 def begun(program) -> dict[str, np.ndarray]:
-  """What a run without a checkpoint begins with."""
+  """Initial parameters of a run without a checkpoint."""
   return jax.tree.map(np.asarray, whole(program.init()(toy.key())))
 
 
 def with_changes(theirs: dict[str, np.ndarray], fresh: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """What CHANGES say, by hand."""
+  """Applies CHANGES by hand."""
   expected = {path: x.copy() for path, x in toy.flat(fresh).items()}
   for path, x in expected.items():
     if path in ("embed/table", "head/projection"):
@@ -107,7 +107,7 @@ def with_changes(theirs: dict[str, np.ndarray], fresh: dict[str, np.ndarray]) ->
 
 
 def test_a_part_of_a_checkpoint(checkpoint, program, begun, capsys):
-  """Fresh, moved, taken twice, left behind and with more rows: each value, in its shards."""
+  """Fresh, renamed, duplicated, dropped and resized parameters: each value, in its shards."""
   source, theirs = checkpoint
   initial = whole(program.state)
   taken = warm_start(source, initial, **CHANGES)
@@ -126,7 +126,7 @@ def test_a_part_of_a_checkpoint(checkpoint, program, begun, capsys):
 
 @pytest.mark.exhaustive
 def test_the_state_that_a_part_becomes(program, begun, tmp_path):
-  """Compiled, what was read is donated, fresh values are those of the same key, and moments are new."""
+  """Compiled: the parameters read are donated, fresh values use the same key, and moments are new."""
   theirs = written_by_t2t(tmp_path / "run")
   taken = warm_start(pretrained.read_source(str(tmp_path / "run")), whole(program.state), **CHANGES)
   state = program.init_from_params(taken.over)(taken.params, toy.key())
@@ -139,7 +139,7 @@ def test_the_state_that_a_part_becomes(program, begun, tmp_path):
 
 @pytest.mark.slow
 def test_all_of_a_checkpoint(checkpoint, capsys):
-  """Without a word of what differs it is what `pretrained.load` reads, bit for bit, and little is said."""
+  """Without changes it equals `pretrained.load` bit by bit, with a short log."""
   source, theirs = checkpoint
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model = pretrained.load(source, mesh)
@@ -154,7 +154,7 @@ def test_all_of_a_checkpoint(checkpoint, capsys):
 
 @pytest.mark.parametrize("rows", [16, 96])
 def test_fewer_and_more_rows(checkpoint, rows):
-  """Those that both have, and zeros behind, whichever dimension they are."""
+  """Common rows are copied, others are zero, in any dimension."""
   source, theirs = checkpoint
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   spec = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
@@ -172,7 +172,7 @@ def test_fewer_and_more_rows(checkpoint, rows):
 
 
 def test_frozen_parameters_of_a_run_are_taken_too(tmp_path):
-  """Which lie apart in its checkpoint; in part, under other names, of another run that freezes others."""
+  """The run stores them separately; here in part, renamed, and for a run with other frozen parameters."""
   tree = {"encoder": {"a": np.arange(8.0, dtype=np.float32)}, "decoder": {"b": np.ones((2, 4), np.float32)}}
   placed = sharding.replicated(sharding.make_mesh({"data": 8}))
   put = lambda tree: jax.tree.map(lambda x: jax.device_put(x, placed), tree)
@@ -192,7 +192,7 @@ def test_frozen_parameters_of_a_run_are_taken_too(tmp_path):
   toy.assert_trees_close(taken.params, expected, atol=0, rtol=0)
 
 
-# ---- What is taken ---------------------------------------------------------------------------------------------------
+# ---- Selection -------------------------------------------------------------------------------------------------------
 
 BERT = {
   "embed/table": (30, 8),
@@ -205,7 +205,7 @@ BERT = {
 
 
 def moved(*changes: tuple[str, str], leave=(), **others: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-  """The shapes of a model that is BERT with these changes."""
+  """Returns the shapes of BERT with these changes."""
   found = {path: shape for path, shape in BERT.items() if not path.startswith(tuple(leave))}
   for old, new in changes:
     found = {(new + path[len(old) :]) if path.startswith(old) else path: shape for path, shape in found.items()}
@@ -213,7 +213,7 @@ def moved(*changes: tuple[str, str], leave=(), **others: tuple[int, ...]) -> dic
 
 
 def test_the_example_of_plan():
-  """As its docstring has it."""
+  """The docstring's example."""
   theirs = {"embed/table": (30, 8), "pooler": (8, 8)}
   ours = {"bert/embed/table": (32, 8), "heads/label": (8, 3)}
   found = plan("X", theirs, ours, fresh=("heads",), parts=("embed=bert/embed",), rows=("table",))
@@ -251,7 +251,7 @@ FITTING = {
 
 @pytest.mark.parametrize("name", FITTING)
 def test_what_is_taken(name):
-  """Each parameter from where it is said; "": fresh."""
+  """Sources of each parameter; "": fresh."""
   ours, changes, moves = FITTING[name]
   expected = {path: moves.get(path, path) for path in ours}
   found = plan("X", BERT, ours, **changes)
@@ -274,33 +274,33 @@ WRONG = {
     moved(),
     dict(parts=("embed", "encoder")),
     [
-      "config.init.rename does not say what becomes head/bias (and 1 more); to begin",
+      "config.init.rename has no source for head/bias (and 1 more); to start",
       "take it: add head,pooler to conf",
     ],
   ),
   "no place": (
     moved(leave=["pooler"]),
     {},
-    ["X has pooler, for which the model has no place", "config.init.rename=embed,encoder,head"],
+    ["X has pooler, which the model lacks", "config.init.rename=embed,encoder,head"],
   ),
   "no place under a part": (
     moved(leave=["embed/positions", "pooler"]),
     dict(parts=("embed", "encoder", "head")),
-    ["X has embed/positions,", "nearest: ", "name the parts that are taken more closely, in config.init.rename"],
+    ["X has embed/positions,", "nearest: ", "select the parts to take more narrowly in config.init.rename"],
   ),
   "shape": (
     moved(embed__table=(32, 8), head__bias=(32,)),
     {},
     [
       "embed/table: expected [32, 8], found [30, 8] (and 1 more)",
-      "init.resize=embed/table, or those of their pieces: config.init.transfer_vocab=True;",
+      "init.resize=embed/table, or to map rows by their pieces: config.init.transfer_vocab=True;",
       "reinit=embed/table,head;",
     ],
   ),
   "shape in two dimensions": (
     moved(embed__table=(32, 9)),
     dict(rows=("embed",)),
-    ["expected [32, 9], found [30, 8]; config.init.resize takes what differs in one dimension"],
+    ["expected [32, 9], found [30, 8]; config.init.resize allows a difference in one dimension only"],
   ),
   "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "reinit=pooler;"]),
   "fresh matches nothing": (moved(), dict(fresh=("poolr",)), ["init.reinit: 'poolr' matches no", "nearest: pooler"]),
@@ -309,7 +309,7 @@ WRONG = {
     dict(rows=("zzz",)),
     ["config.init.resize: 'zzz'", "there are embed, encoder, head, "],
   ),
-  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is no regular expression"]),
+  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is not a regular expression"]),
   "no such part there": (
     moved(),
     dict(parts=("encodr=encoder",)),
@@ -318,14 +318,14 @@ WRONG = {
   "no such part here": (moved(), dict(parts=("encoder=enc",)), ["no 'enc' in the model"]),
   "part of a word": (moved(), dict(parts=("encoder/lay",)), ["no 'encoder/lay' in X", "encoder/layers"]),
   "two to one": (moved(), dict(parts=("embed=head", "head")), ["config.init.rename=embed=head,head: head", "twice"]),
-  "two =": (moved(), dict(parts=("a=b=c",)), ["a=b=c has more than one =; write THEIRS=OURS"]),
-  "all fresh": (moved(), dict(fresh=(".",)), ["every parameter is fresh"]),
+  "two =": (moved(), dict(parts=("a=b=c",)), ["a=b=c has more than one =. Give THEIRS=OURS"]),
+  "all fresh": (moved(), dict(fresh=(".",)), ["selects every parameter"]),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_one_line(name):
-  """Which says what, where, and what would be right."""
+  """The message contains the problem, the key, and the remedy."""
   ours, changes, expected = WRONG[name]
   with pytest.raises(UserError) as raised:
     plan("X", BERT, ours, **changes)
@@ -334,11 +334,11 @@ def test_what_does_not_fit_is_one_line(name):
     assert part in str(raised.value)
 
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_config_without_the_keys_is_one_that_takes_all():
-  """As before there were any; a resumed run does not call it a change."""
+  """An old config has no such keys; a resumed run does not report a change."""
   config = load_config("t5_1_1_small")
   with config.unlocked():
     config.init = ConfigDict({"checkpoint": "x", "use_model_config": False, "parameters": True})
@@ -351,7 +351,7 @@ def test_a_config_without_the_keys_is_one_that_takes_all():
 
 @pytest.mark.slow
 def test_the_command(tmp_path, capsys):
-  """A T5 with more tokens and a decoder of its own, not updated: the checkpoint's values are in the saved run."""
+  """A T5 with more tokens and a fresh decoder, without updates: the saved run has the checkpoint's values."""
   words = "the quick brown fox jumps over the lazy dog while seven wizards box with jugs"
   (tmp_path / "text.txt").write_text("\n".join(f"{i} {words}" for i in range(200)) + "\n")
   params = foreign.random_params(THEIRS)
@@ -399,7 +399,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_what_begins_fresh_is_trained():
-  """An adapter, or a pattern, that leaves it as it was drawn is refused; heads are the loss's business."""
+  """An adapter or a freeze pattern on fresh parameters is an error, except for heads."""
   shape = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
   taken = Taken({"embed": {"table": shape(5, 4)}, "up": shape(2, 4)}, {"embed/table": (0, 3)}, None, {})
   frozen = {"embed": {"table": shape(5, 4)}, "up": shape(2, 4), "down": shape(4, 2)}
@@ -407,8 +407,10 @@ def test_what_begins_fresh_is_trained():
   assert taken.fresh_in({"embed": {"table": shape(3, 4)}}) == []
   config = records(load_config("tiny"))
   adapted = dataclasses.replace(config, sections={"lora": LoraConfig()})
-  with pytest.raises(UserError, match=r"embed/table \(and 1 more\) begins fresh.*: add embed/table to config.lora"):
+  with pytest.raises(
+    UserError, match=r"embed/table \(and 1 more\) is initialized at random.*, add embed/table to config.lora"
+  ):
     from_checkpoint._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
-  with pytest.raises(UserError, match="down begins fresh, .* take it out of config.train.freeze"):
+  with pytest.raises(UserError, match="down is initialized at random, .* take it out of config.train.freeze"):
     from_checkpoint._check_trained(["down"], config.with_(train={"freeze": ("down",)}))
   from_checkpoint._check_trained(["heads/nli/pooler"], config)

@@ -1,4 +1,4 @@
-"""A workdir has one writer, on a disk and in a bucket, and a run notices when its workdir is not there any more."""
+"""Lock of a workdir, on a disk and in a bucket; and runs with a moved workdir."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from t2t.storage import lease
 
 
 def test_who_deletes_the_lock_lets_nobody_in(tmp_path):
-  """The folder itself is locked."""
+  """The folder itself is locked, too."""
   with workdir_lock.held(epath.Path(tmp_path)):
     (tmp_path / ".lock").unlink()
     with pytest.raises(UserError, match="another run"), workdir_lock.held(epath.Path(tmp_path)):
@@ -28,7 +28,7 @@ def test_who_deletes_the_lock_lets_nobody_in(tmp_path):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_workdir_that_was_moved_is_told(tmp_path, again):
-  """Whether or not another has come to stand in its place."""
+  """With and without a new folder in its place."""
   workdir = tmp_path / "run"
   with workdir_lock.held(epath.Path(workdir)) as held:
     held.check()
@@ -40,10 +40,10 @@ def test_a_workdir_that_was_moved_is_told(tmp_path, again):
 
 
 def test_a_workdir_that_cannot_be_is_one_sentence(tmp_path):
-  """A file in its place, or on its way: before anything else is done, without a traceback."""
+  """A file at its path, or at a parent: a one-line error before anything else."""
   (tmp_path / "file").write_text("")
   for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
-    with pytest.raises(UserError, match="--workdir .*: cannot be made"), workdir_lock.held(epath.Path(workdir)):
+    with pytest.raises(UserError, match="--workdir .*: cannot be created"), workdir_lock.held(epath.Path(workdir)):
       pass
   if os.geteuid():  # root may write anywhere
     (tmp_path / "closed").mkdir(mode=0o500)
@@ -75,7 +75,7 @@ def never(why: str) -> None:
 
 
 def another(gcs, monkeypatch, *, host: str = "another", pid: int = 7) -> lease.Lease:
-  """A lease that was taken on another machine."""
+  """Returns a lease of another machine."""
   with monkeypatch.context() as patch:
     patch.setattr(socket, "gethostname", lambda: host)
     patch.setattr(os, "getpid", lambda: pid)
@@ -83,7 +83,7 @@ def another(gcs, monkeypatch, *, host: str = "another", pid: int = 7) -> lease.L
 
 
 def test_a_lease_that_is_renewed_is_not_given_away(gcs, monkeypatch):
-  """Who asks is told who holds it, and since when; once it is released, the next has it."""
+  """The error contains holder and time; after the release the next one gets the lease."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
   held = another(gcs, monkeypatch)
   with pytest.raises(UserError, match=r"another run \(process 7 on another, since 2\d\d\d-.* UTC\) is writing there"):
@@ -96,7 +96,7 @@ def test_a_lease_that_is_renewed_is_not_given_away(gcs, monkeypatch):
 
 
 def test_a_lease_that_is_not_renewed_is_taken_over(gcs, monkeypatch):
-  """And who had it is told when it comes back, and leaves it alone."""
+  """The former holder is notified and leaves the lease alone."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
   lost, told = threading.Event(), []
   swap, stopped = gcs_module.swap, threading.Event()
@@ -118,7 +118,7 @@ def test_a_lease_that_is_not_renewed_is_taken_over(gcs, monkeypatch):
 
 
 def test_of_a_process_that_is_no_more_nobody_waits(gcs, monkeypatch):
-  """Where it was of this machine, as after a crash."""
+  """A lease of a dead process of this machine, as after a crash."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 3600.0)
   child = subprocess.Popen(["true"])
   child.wait()
@@ -128,7 +128,7 @@ def test_of_a_process_that_is_no_more_nobody_waits(gcs, monkeypatch):
 
 
 def test_of_many_who_come_at_once_one_has_it(gcs, monkeypatch):
-  """The bucket decides."""
+  """The bucket's precondition decides."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
   found, together, look = [], threading.Barrier(4), gcs_module.look
   first = threading.local()
@@ -158,7 +158,7 @@ def test_of_many_who_come_at_once_one_has_it(gcs, monkeypatch):
 
 
 def test_a_lost_answer_is_no_refusal(gcs):
-  """What was written is known by its content."""
+  """After a lost answer the written content is compared."""
   import fake_gcs
 
   gcs.faults.append(fake_gcs.Fault("POST", lost=True))
@@ -168,7 +168,7 @@ def test_a_lost_answer_is_no_refusal(gcs):
 
 
 def test_a_run_in_a_bucket_holds_a_lease(gcs, monkeypatch):
-  """A second is refused with the name of who holds it."""
+  """A second run fails with the holder's name."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
   with workdir_lock.held(epath.Path("gs://bucket/run")):
     message = f"process {os.getpid()} on {socket.gethostname()}, since"

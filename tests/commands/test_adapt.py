@@ -22,7 +22,7 @@ from t2t.models.adapters import bitfit, houlsby, ia3, lora, pals, pfeiffer, pref
 from t2t.param_tree import matches
 from t2t.training import optimizers, recipe, train_state, train_step
 
-# Every way, as these tests use it.
+# Every adapter method, with the options used in these tests.
 WAYS = {
   "lora": lora.LoraConfig(rank=3, targets=("attention/", "mlp/")),
   "bitfit": bitfit.BitFitConfig(),
@@ -37,26 +37,25 @@ KINDS = ("t5_1_1", "local_prefix_lm", "bert", "shared_everything")
 
 
 def pairs(*ways, kinds=KINDS):
-  """Each way on each kind of model that has what it trains."""
+  """Returns each method with each kind of model that has its target parameters."""
   has_biases = lambda kind: toy.KINDS[kind].biases
   found = [(way, kind) for way in ways or WAYS for kind in kinds if way != "bitfit" or has_biases(kind)]
   return pytest.mark.parametrize(("way", "kind"), found, ids=["-".join(pair) for pair in found])
 
 
 def adapted(way, kind, **fields):
-  """A model, and the same adapted by one way."""
+  """Returns a model, and the same model with one adapter."""
   settings = dataclasses.replace(toy.KINDS[kind], **fields)
   model = toy.model(settings)
   return model, adapters_lib.adapt(model, {way: WAYS[way]}, nnx.Rngs(toy.key(1)))
 
 
 def is_trained(way, path):
-  """Whether a parameter is trained."""
   return not matches(adapters_lib.frozen({way: WAYS[way]}), path)
 
 
 def used(way, model):
-  """The model as after training: every number that is trained is another."""
+  """Returns the model with every trained number changed, as after training."""
   graphdef, params = toy.split(model)
   random = np.random.default_rng(0)
   moved = lambda path, x: x + random.normal(size=x.shape).astype(np.float32) / 8 if is_trained(way, path) else x
@@ -67,7 +66,7 @@ def used(way, model):
 @pytest.mark.exhaustive
 @pairs(*(way for way in WAYS if not adapters_lib.ADAPTERS[way].positions(WAYS[way])))
 def test_an_adapted_model_starts_as_the_model(way, kind):
-  """Logits are equal bit for bit, dropout included, and the model that was given is as it was."""
+  """Logits are bit-identical, with and without dropout, and the original model is unchanged."""
   model, new = adapted(way, kind, dropout_rate=0.1)
   before = toy.flat(model).keys()
   batch = toy.batch(architecture=model.config.architecture)
@@ -78,7 +77,7 @@ def test_an_adapted_model_starts_as_the_model(way, kind):
 @pytest.mark.exhaustive
 @pairs()
 def test_what_is_added_counts_and_nothing_else_is_new(way, kind):
-  """With other numbers in what is trained logits are others; without what is added the paths are the model's."""
+  """Changed trained parameters change the logits; without added parameters the paths are the model's."""
   model, new = adapted(way, kind)
   batch = toy.batch(architecture=model.config.architecture)
   changed = toy.logits(used(way, new), batch)
@@ -91,7 +90,7 @@ def test_what_is_added_counts_and_nothing_else_is_new(way, kind):
 @pytest.mark.slow
 @pairs(*(way for way in WAYS if adapters_lib.ADAPTERS[way].merge is not None))
 def test_merged_is_the_same_model_without_an_adapter(way, kind):
-  """Paths, shapes and logits."""
+  """Paths, shapes and logits are equal."""
   model, new = adapted(way, kind)
   batch = toy.batch(architecture=model.config.architecture)
   changed = used(way, new)
@@ -106,20 +105,20 @@ def test_merged_is_the_same_model_without_an_adapter(way, kind):
 @pytest.mark.exhaustive
 @pairs(kinds=("t5_1_1", "local_prefix_lm", "shared_everything"))
 def test_cached_decode_equals_teacher_forcing(way, kind):
-  """Token by token, behind prompts of different lengths where there are prompts."""
+  """Decoding is compared token by token, with prompts of different lengths."""
   check_cached_decode(way, kind)
 
 
 @pairs("prompt", "prefix", kinds=("gpt2", "gemma", "mpt", "prefix_lm", "bart"))
 def test_behind_what_is_learned_cached_decode_equals_teacher_forcing(way, kind):
-  """Whatever positions a model has: the padding of a short prompt does not come between."""
+  """With all kinds of positions, the padding of a short prompt has no effect."""
   check_cached_decode(way, kind)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["prompt", "prefix"])
 def test_text_begins_behind_what_is_learned(way):
-  """Where nothing is given the first token alone is the prompt."""
+  """Without inputs the prompt is only the first token."""
   model = adapted(way, "local_prefix_lm")[1]
   tokens = jnp.array([[0, 7, 9, 3], [0, 5, 4, 8]])
   first, state = model.start_decode({"decoder_input_tokens": tokens}, 4)
@@ -136,7 +135,7 @@ def check_cached_decode(way, kind):
   inputs = (2, 6)
   batch = toy.batch(inputs, lengths, padded_to=(6, 5), architecture=architecture)
   logits, targets = toy.logits(model, batch), batch["decoder_target_tokens"]
-  # Where each row's first target is predicted.
+  # Positions that predict each row's first target.
   starts = np.array(inputs) if architecture == "decoder_only" else np.zeros(2, int)
   rows = np.arange(2)
 
@@ -157,7 +156,7 @@ def check_cached_decode(way, kind):
 
 
 def steps(mesh, way, kind, **fields):
-  """The state before and after two steps of AdamW."""
+  """Returns the state before and after two steps of AdamW."""
   settings = dataclasses.replace(toy.KINDS[kind], **fields)
 
   def model_fn(key):
@@ -179,11 +178,11 @@ def steps(mesh, way, kind, **fields):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 def test_on_a_mesh_of_eight_the_same_is_learned_and_nothing_else_changes(way):
-  """Split over fsdp 4 and tensor 2, and computed again in the backward pass; the optimizer has what is trained."""
+  """The mesh is fsdp 4 and tensor 2, with rematerialization; the optimizer contains only trained parameters."""
   kind = "bart" if way == "bitfit" else "t5_1_1"
   meshes = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2})
   (first, one), (_, split) = steps(meshes[0], way, kind), steps(meshes[1], way, kind, remat="full")
-  # A bias of keys adds the same to all of a query's logits: of its gradient, zero, AdamW makes steps by its rounding.
+  # A key bias shifts all logits of a query equally: its gradient is zero up to rounding, which AdamW amplifies.
   compared = lambda state: {path: x for path, x in toy.flat(state.params).items() if not path.endswith("key_bias")}
   toy.assert_trees_close(compared(split), compared(one), atol=1e-4)
   for path, x in toy.flat(first.frozen_params).items():
@@ -200,7 +199,7 @@ def test_on_a_mesh_of_eight_the_same_is_learned_and_nothing_else_changes(way):
 @pytest.mark.parametrize("way", ["prompt", "prefix"])
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm"])
 def test_in_front_of_a_split_sequence_stands_the_same(way, kind):
-  """Of a prompt the positions are split, too, if they can be; of a prefix each device has all keys."""
+  """A prompt's positions are sharded if possible; each device has all keys of a prefix."""
   model = adapted(way, kind)[1]
   batch = toy.batch((7, 4) * 4, (3, 4) * 4, padded_to=(8, 6), architecture=model.config.architecture)
   expected = toy.logits(model, batch)
@@ -210,7 +209,7 @@ def test_in_front_of_a_split_sequence_stands_the_same(way, kind):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 
 COMMANDS = {
   "lora": ("--config.lora.rank=2", "--config.lora.rslora=True", "--config.lora.dora=True", "--config.lora.dropout=0.1"),
@@ -225,7 +224,7 @@ COMMANDS = {
 
 
 def train(way, base, workdir, *options):
-  """Trains by one way on top of a checkpoint, by the command, and gives its exit status."""
+  """Trains one adapter method on a checkpoint by the command; returns the exit status."""
   architecture = "encoder_only" if way == "bitfit" else "encoder_decoder"
   name = "tiny_bert" if way == "bitfit" else "t5_1_1_small"
   objective = ("--config.data.objective=masked_lm",) if way == "bitfit" else ()
@@ -236,14 +235,14 @@ def train(way, base, workdir, *options):
 
 
 def read(path):
-  """The parameters of a checkpoint as whoever uses it reads them."""
+  """Returns the parameters of a checkpoint as readers get them."""
   return toy.flat(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"fsdp": 8})).params)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", COMMANDS)
 def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
-  """From a checkpoint; stopped and resumed is not stopped; what cannot be merged stays, and is not converted."""
+  """A stopped and resumed run equals an uninterrupted one; adapters that cannot be merged are not converted."""
   base = trained.workdir("encoder_only" if way == "bitfit" else "encoder_decoder")
   assert train(way, base, tmp_path / "stopped", *COMMANDS[way]) == 0
   early = read(tmp_path / "stopped")
@@ -253,7 +252,7 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
   for path, x in straight.items():
     np.testing.assert_array_equal(own[path], x, err_msg=path)
   assert any(np.any(early[path] != x) for path, x in own.items())
-  # What is saved is what is trained.
+  # Steps contain only trained parameters.
   folder = epath.Path(tmp_path / "stopped/checkpoints/4")
   with ocp.PyTreeCheckpointer() as checkpointer:
     held = set(restore.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
@@ -274,13 +273,13 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
     toy.assert_trees_close(theirs, {path: own[path] for path in theirs}, atol=1e-5)
   else:
     said = " ".join(capsys.readouterr().err.split())
-    assert f"its model has what config.{way} added, which no model without it computes" in said
-    # The same goes on from it, as where a run begins; another way does not.
+    assert f"its model has the adapter config.{way}, which cannot be merged" in said
+    # Training continues from the adapter with the same method; another method is an error.
     assert train(way, tmp_path / "stopped", tmp_path / "again", *COMMANDS[way]) == 0
     assert read(tmp_path / "again").keys() == own.keys()
     capsys.readouterr()
     assert train(way, tmp_path / "stopped", tmp_path / "other", *COMMANDS["ia3"]) == 2
-    assert f"give the same config.{way}" in " ".join(capsys.readouterr().err.split())
+    assert f"Give the same config.{way}" in " ".join(capsys.readouterr().err.split())
   if way != "bitfit":
     (tmp_path / "in.txt").write_text("the quick brown fox\n")
     files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--max_length", "4"]
@@ -288,18 +287,18 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 def made(*arguments, **model):
-  """A recipe of the defaults and these options, at toy size."""
+  """Returns a recipe with the defaults and these options, at toy size."""
   given = override(default.get_config(), list(arguments))
   given.model.update(dataclasses.asdict(toy.config(**model)))
   return recipe.make(records(given))
 
 
 def test_a_run_has_one_adapter():
-  """Two sections are refused in one line."""
+  """Two adapter sections are a one-line error."""
   arguments = ["--config.lora.rank=4", "--config.houlsby.bottleneck=8"]
   with pytest.raises(UserError, match="config.lora and config.houlsby: a run uses at most one adapter"):
     records(override(default.get_config(), arguments))
@@ -324,13 +323,13 @@ def test_a_run_has_one_adapter():
   ],
 )
 def test_rules_that_contradict_are_refused(arguments, message):
-  """What an adapter trains, and what the table over paths freezes; the message names both keys."""
+  """Adapter targets conflict with frozen paths; the message contains both keys."""
   with pytest.raises(UserError, match=message):
     made(*arguments).freeze  # noqa: B018
 
 
 def test_what_is_frozen_in_part_is_no_contradiction():
-  """The table may leave out a part of what an adapter trains."""
+  """Parameter groups may freeze a part of the adapter's parameters."""
   assert made("--config.lora.also_train=norm", "--config.optimizer.param_groups=encoder.*norm: frozen").freeze
 
 
@@ -357,7 +356,7 @@ def test_what_is_frozen_in_part_is_no_contradiction():
   ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
-  """Before anything is on a device; the message names the key, and what would be right."""
+  """The error comes before device use, with the key and the remedy."""
   with pytest.raises(UserError, match=message):
     found = made(*arguments)
     jax.eval_shape(lambda: found.model_fn(jax.random.key(0)))

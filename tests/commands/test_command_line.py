@@ -94,13 +94,13 @@ def loaded(*arguments):
 
 
 def test_names_of_the_shipped_configs():
-  """Every family in every size, and tiny ones."""
+  """Every family has every size, and tiny configs."""
   assert sorted(config_names()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shipped_config_loads(name):
-  """Under its name, with the default's keys and no others, but for the section of its own system."""
+  """A config has its name and the default's keys, except the section of its own method."""
   config, plain = load_config(name), load_config("t5_1_1_small")
   sections = {"electra": ("electra",), "contrastive": ("simcse", "labse", "quick_thought")}
   own = {section for section, words in sections.items() if any(word in name for word in words)}
@@ -110,7 +110,7 @@ def test_every_shipped_config_loads(name):
 
 
 def test_overrides_change_keys():
-  """Numbers, switches, text and tuples, in the type of the key."""
+  """Numbers, switches, strings and tuples get the key's type."""
   config = loaded(
     "--config.train.steps=7",
     "--config.train.z_loss=0.5",
@@ -127,7 +127,7 @@ def test_overrides_change_keys():
 
 
 def test_several_values_are_separated_by_commas():
-  """As Python writes a tuple, or without quotes and brackets."""
+  """A tuple may be in Python syntax, or without quotes and brackets."""
   for text in ("('cb','rte')", "cb,rte"):
     assert loaded(f"--config.eval.tasks={text}").eval.tasks == ("cb", "rte")
   assert loaded("--config.eval.tasks=cb").eval.tasks == ("cb",)
@@ -138,13 +138,13 @@ def test_several_values_are_separated_by_commas():
 
 
 def test_a_section_that_nothing_reads_is_left_out():
-  """Of ELECTRA's config with another loss."""
+  """ELECTRA's section is dropped with another loss."""
   config = override(load_config("tiny_electra"), ["--config.train.loss=cross_entropy"])
   assert records(config).electra is None and "electra" not in records(config).to_dict()
 
 
 def test_a_mapping_takes_any_name(tmp_path):
-  """Typed or written in a config; config.json has it where there is a name."""
+  """Names may be typed or in a config; config.json contains non-empty mappings."""
   assert records(loaded()).data.benchmark_dirs == {} and "benchmark_dirs" not in records(loaded()).to_dict()["data"]
   config = load_config(
     write(
@@ -167,7 +167,7 @@ def test_a_mapping_takes_any_name(tmp_path):
 
 
 def test_keys_of_before_are_read():
-  """Of a checkpoint: each as it is called now, those that said nothing left out; what is as it is now stays."""
+  """Renamed keys of checkpoints get their current names, and removed ones are dropped."""
   old = {"data": {"files": "x", "superglue_dir": "S", "glue_dir": "", "squad_dir": "Q"}, "model": {"heads": []}}
   new = {"data": {"files": "x", "benchmark_dirs": {"superglue": "S", "squad": "Q"}}, "model": {"heads": []}}
   assert with_current_keys(old) == with_current_keys(new) == new
@@ -175,13 +175,13 @@ def test_keys_of_before_are_read():
 
 
 def typed(*arguments):
-  """The config of a command line."""
+  """Returns the config of a command line."""
   return options.parse(options.config_parser("t2t train", ""), ["--config=tiny", *arguments])[1]
 
 
 @pytest.mark.parametrize("key", ["objective=prefix_lm", "objective=nonsense", "noise_density=0.5", "field=body"])
 def test_keys_of_files_are_refused_where_none_are_read(key):
-  """A registered task says itself how it is made; typed they would change nothing."""
+  """A registered task determines these settings, so that the keys would have no effect."""
   message = rf"^--config.data.{key}: applies to config.data.files only, and config.data.mixture=docs_span_"
   with pytest.raises(UserError, match=message):
     typed(f"--config.data.{key}")
@@ -203,13 +203,13 @@ def test_keys_of_files_are_refused_where_none_are_read(key):
   ids=["files", "a source", "a stage", "a source of a stage", "as it would be", "an encoder's FLOPs"],
 )
 def test_keys_of_files_are_taken_where_they_change_something(arguments):
-  """Or where they say what holds without them."""
+  """Also if the value matches the default behavior."""
   key, _, value = arguments[-1].removeprefix("--config.data.").partition("=")
   assert str(typed(*arguments).data[key]) == value
 
 
 def test_a_config_in_python_may_be_given_its_files_later():
-  """The keys that say how they become examples come first then."""
+  """Preprocessing keys may come before the files."""
   assert t2t.config("tiny", data={"objective": "prefix_lm", "field": "body"}).data.objective == "prefix_lm"
 
 
@@ -254,14 +254,14 @@ def test_a_config_in_python_may_be_given_its_files_later():
   ],
 )
 def test_what_cannot_be_applied_is_refused(argument, message):
-  """The message names the argument, and the nearest key if the key is unknown."""
+  """The message contains the argument, and the nearest key if the key is unknown."""
   with pytest.raises(UserError, match=message):
     loaded(argument)
 
 
 @pytest.mark.parametrize("value", ["(1,)", "{}", "('a', None)"])
 def test_texts_that_are_none_are_refused(value):
-  """Before any of the files that read them takes them for what they are not."""
+  """Non-string values are rejected before the files are read."""
   with pytest.raises(UserError, match=r"config.optimizer.param_groups=\(.*\): must be strings, separated by commas"):
     records(loaded(f"--config.optimizer.param_groups={value}"))
 
@@ -275,7 +275,7 @@ def test_texts_that_are_none_are_refused(value):
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):
-  """The message names the nearest, and lists those that are there or says what does."""
+  """The message contains the nearest name, and lists the existing ones or explains."""
   with pytest.raises(UserError, match=message) as caught:
     load_config(spec)
   assert listing in str(caught.value)
@@ -286,7 +286,7 @@ def test_a_config_that_is_not_there(spec, message, listing):
   [("encoder_only", "masked_lm"), ("decoder_only", "causal_lm"), ("encoder_decoder", "span_corruption")],
 )
 def test_a_model_goes_on_as_its_kind_is_trained(architecture, objective):
-  """Before it is fine-tuned, on text of a domain."""
+  """Continued pre-training on domain text keeps the objective of the architecture."""
   config = load_config("dapt_domain")
   config.model.architecture = architecture
   for_architecture("dapt_domain", config)
@@ -329,13 +329,13 @@ def test_a_config_file_takes_an_argument(tmp_path):
   ids=["import", "call", "syntax", "unknown-key", "empty", "no-function", "type"],
 )  # fmt: skip
 def test_a_config_file_that_fails_says_where(tmp_path, text, message):
-  """File and line of what the user wrote, not a traceback."""
+  """The message contains file and line of the user's config, without a traceback."""
   with pytest.raises(UserError, match=message):
     load_config(write(tmp_path, text))
 
 
 def test_a_missing_config_is_told(capsys):
-  """With code 2 and the names that there are, by family; with --debug where it was raised stands in front of it."""
+  """Exit code 2, with the existing configs by family; --debug adds the traceback."""
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
@@ -347,7 +347,7 @@ def test_a_missing_config_is_told(capsys):
 
 
 def test_a_file_is_no_workdir(capsys, tmp_path):
-  """Told before anything is read."""
+  """The error comes before anything is read."""
   (tmp_path / "README.md").write_text("text")
   assert t2t_main.main(["train", "--config", "tiny", f"--workdir={tmp_path / 'README.md'}"]) == 2
   assert "README.md: is a file. Give a folder" in capsys.readouterr().err
@@ -364,7 +364,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)
 def test_help_has_80_columns(capsys, monkeypatch, words):
-  """Of every command, and of what each has."""
+  """All commands and subcommands are checked."""
   monkeypatch.setenv("COLUMNS", "80")
   with contextlib.suppress(SystemExit):
     t2t_main.main([*words, "--help"])
@@ -373,7 +373,7 @@ def test_help_has_80_columns(capsys, monkeypatch, words):
 
 
 def test_help_of_every_command_is_looked_at(capsys, monkeypatch):
-  """Those that a command has of its own are in its usage."""
+  """A command's own options are in its usage."""
   monkeypatch.setenv("COLUMNS", "1000")
   for name in t2t_main.SUBCOMMANDS:
     with contextlib.suppress(SystemExit):
@@ -392,7 +392,7 @@ def test_help_of_every_command_is_looked_at(capsys, monkeypatch):
   ],
 )
 def test_the_option_that_was_meant_is_told(capsys, words, meant):
-  """One of the command's, or a key."""
+  """The suggestion is an option of the command, or a key."""
   assert t2t_main.main(words) == 2
   assert capsys.readouterr().err.strip().endswith(f"error: unknown option {meant}")
 
@@ -405,13 +405,13 @@ def test_the_option_that_was_meant_is_told(capsys, words, meant):
   ],
 )
 def test_words_that_stand_elsewhere_are_told(capsys, words, told):
-  """With where they should."""
+  """The message contains the right place."""
   assert t2t_main.main(words) == 2
   assert capsys.readouterr().err.strip().endswith(f"error: {told}")
 
 
 def test_an_unknown_command_is_told(capsys):
-  """Those that there are are listed."""
+  """The message lists the existing commands."""
   assert t2t_main.main(["trian"]) == 2
   assert "train" in capsys.readouterr().err
 
@@ -421,19 +421,19 @@ def run(program):
 
 
 def imported(program):
-  """The top-level modules that a fresh interpreter has loaded when `program` ends."""
+  """Returns the top-level modules that a fresh interpreter has loaded after `program`."""
   return set(run(f"{program}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})").split())
 
 
 def test_help_imports_nothing_heavy():
-  """`t2t --help` lists the commands, without JAX or anything else that takes a second to import."""
+  """`t2t --help` lists the commands without importing JAX or other slow packages."""
   words = imported("from t2t import __main__\nassert __main__.main(['--help']) == 0")
   assert {"train", "vocab", "--debug"} <= words
   assert not words & {"jax", "flax", "numpy", "tensorflow", "seqio", "ml_collections"}
 
 
 def help_of(*words):
-  """What `t2t train --help ...` prints; TensorFlow is not loaded for it."""
+  """Returns the output of `t2t train --help ...`; TensorFlow is not loaded."""
   return run(
     "import sys\nfrom t2t import __main__\n"
     f"try:\n  __main__.main({['train', '--help', *words]!r})\nexcept SystemExit as ended:\n  assert not ended.code\n"
@@ -443,7 +443,7 @@ def help_of(*words):
 
 @pytest.mark.slow
 def test_train_help_lists_configs_and_the_first_keys():
-  """With each key's default and its comment, at 80 columns; no more than one can take in."""
+  """Each key has its default and comment, at 80 columns, within a limited length."""
   text = help_of()
   keys = re.findall(r"^  --config\.(\w+\.\w+)=", text, re.MULTILINE)
   assert sorted(keys) == sorted(f"{section}.{key}" for section, names in FIRST.items() for key in names)
@@ -455,7 +455,7 @@ def test_train_help_lists_configs_and_the_first_keys():
 
 @pytest.mark.exhaustive
 def test_train_help_has_all_keys():
-  """Each once, with its comment; a section alone has its own."""
+  """Each key occurs once, with its comment; a section can be selected."""
   text = help_of("all")
   plain = [(section, values) for section, values in load_config("tiny").items() if section != "stages"]
   names = lambda value: ".NAME" if isinstance(value, ConfigDict) else ""
@@ -472,7 +472,7 @@ def test_train_help_has_all_keys():
 
 @pytest.mark.exhaustive
 def test_the_core_does_without_tensorflow():
-  """Models, losses, state, checkpoints and the command line work on a machine that has no TensorFlow."""
+  """Models, losses, state, checkpoints and the command line work without TensorFlow."""
   names = [
     "models.transformer",
     "losses",
@@ -488,12 +488,12 @@ def test_the_core_does_without_tensorflow():
 
 
 def test_configs_are_config_dicts():
-  """What a user's file may build on."""
+  """Users' config files rely on this."""
   assert isinstance(load_config("tiny"), ConfigDict)
 
 
 def test_a_config_file_is_read_as_it_stands(tmp_path, monkeypatch):
-  """Written anew within a second, with as many characters, as a script does that tries one value after another."""
+  """A file that is rewritten within a second with the same size is reloaded."""
   monkeypatch.setattr(sys, "dont_write_bytecode", False)
   path = tmp_path / "mine.py"
   for steps in (111, 222):

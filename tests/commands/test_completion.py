@@ -1,4 +1,4 @@
-"""`t2t completion`: what bash completes is what there is."""
+"""`t2t completion`: bash completes existing commands, options, configs and keys."""
 
 import functools
 import shutil
@@ -17,7 +17,7 @@ def script() -> str:
 
 
 def completed(*words: str) -> list[str]:
-  """What bash offers for the last of some words, as it has taken them apart."""
+  """Returns bash's completions of the last of some words, split as bash splits them."""
   line = " ".join(f"'{word}'" for word in ("t2t", *words))
   asked = f'COMP_WORDS=({line}); COMP_CWORD={len(words)}; _t2t; printf "%s\\n" "${{COMPREPLY[@]}}"'
   done = subprocess.run(["bash", "-c", f"{script()}\n{asked}"], capture_output=True, text=True, check=True)
@@ -35,7 +35,7 @@ def completed(*words: str) -> list[str]:
     (("train", "--config", "="), config_names()),
     (("train", "--work"), ["--workdir"]),
     (("train", "--config.train.batch"), ["--config.train.batch_size="]),
-    (("train", "--workdir", "ru"), []),  # files, as the shell completes them
+    (("train", "--workdir", "ru"), []),  # file names, from the shell
     (("checkpoint", "ver"), ["verify"]),
     (("checkpoint", "prune", "--ke"), ["--keep"]),
     (("checkpoint", "list", "--ke"), []),
@@ -49,7 +49,7 @@ def test_what_is_offered(words, expected):
 
 @pytest.mark.parametrize("name", command.SUBCOMMANDS)
 def test_every_command_has_its_options(name):
-  """And its parts, each of which its help names."""
+  """Also its subcommands, which its help lists."""
   assert f'"{name} "*)' in script()
   for part in completion.PARTS.get(name, ()):
     assert "--help" in completion.options(name, part), part

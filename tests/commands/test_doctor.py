@@ -1,4 +1,4 @@
-"""`t2t doctor` and `t2t --version`: what is amiss is found, with a remedy, and no secret is told."""
+"""`t2t doctor` and `t2t --version`: problems are reported with a remedy, and secrets are not printed."""
 
 import json
 import re
@@ -15,13 +15,13 @@ def states(findings):
 
 @pytest.mark.exhaustive
 def test_the_command(capsys, monkeypatch):
-  """All that there is, in 80 columns; for programs the same."""
+  """The report has 80 columns; --json prints the same findings."""
   monkeypatch.setattr(environment, "_LEAST_MEMORY", 0.0)
   monkeypatch.setattr(environment, "_LEAST_DISK", 0.0)
   assert command.main(["doctor"]) == 0
   said = capsys.readouterr().out
   assert max(map(len, said.splitlines())) <= 80
-  assert re.search(r"^ok cpu +\d+ x cpu", said, re.MULTILINE) and said.endswith("all is well\n")
+  assert re.search(r"^ok cpu +\d+ x cpu", said, re.MULTILINE) and said.endswith("no problem found\n")
   assert command.main(["doctor", "--json"]) == 0
   found = json.loads(capsys.readouterr().out)
   assert {each["name"] for each in found} > {"t2t", "packages", "cpu", "memory", "cache", "Google Cloud", "git"}
@@ -34,8 +34,8 @@ def test_what_is_amiss_is_exit_code_1(capsys, monkeypatch):
   assert command.main(["doctor"]) == 1
   said = capsys.readouterr().out
   assert "JAX cannot start: libcudart.so: no such file" in " ".join(said.split())
-  assert "ok: is well   -: is not there, which is well unless you need it   !: to mend" in said.splitlines()
-  assert "to mend: devices, " in said and "disk, here" in said.splitlines()[-1]
+  assert "ok: works   -: absent, fine unless you need it   !: needs a fix" in said.splitlines()
+  assert "to fix: devices, " in said and "disk, here" in said.splitlines()[-1]
 
 
 def test_a_device_that_is_held_is_not_waited_for(monkeypatch):
@@ -46,7 +46,7 @@ def test_a_device_that_is_held_is_not_waited_for(monkeypatch):
 
 
 def test_an_accelerator_that_jax_does_not_use_is_named(tmp_path, monkeypatch):
-  """Its driver is there; why JAX leaves it aside is either a variable or a package."""
+  """The driver exists, and JAX ignores it because of a variable or a missing package."""
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
   assert not list(environment._left_aside({"cpu"}, root=tmp_path))
   (tmp_path / "nvidia0").touch()
@@ -59,7 +59,7 @@ def test_an_accelerator_that_jax_does_not_use_is_named(tmp_path, monkeypatch):
 
 
 def test_no_credential_is_told(tmp_path, monkeypatch):
-  """Whether there is one, from variables and files."""
+  """Only the existence of credentials in variables and files is printed."""
   monkeypatch.setenv("HOME", str(tmp_path))
   for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME", "GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"):
     monkeypatch.delenv(name, raising=False)
@@ -84,7 +84,7 @@ def test_a_package_of_another_version_is_named(version, said, monkeypatch):
 
 
 def test_the_version(capsys):
-  """Of t2t, of the commit where there is one, and of what it stands on."""
+  """The version line contains t2t, the commit if known, and the main dependencies."""
   assert command.main(["--version"]) == 0
   said = capsys.readouterr().out
   assert re.fullmatch(r"t2t \d+\.\d+\.\d+(, commit [0-9a-f]+\+?)?, Python 3[.\d]+, jax [.\d]+\n", said)

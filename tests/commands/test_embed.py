@@ -1,4 +1,4 @@
-"""`t2t embed`: the vector of each line, however often the run is killed; what a linear classifier makes of layers."""
+"""`t2t embed`: vectors of lines, resumed runs, and linear probes of layers."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def arguments(folder, *others, architecture="encoder_only", output="out.npy", te
 
 @pytest.fixture
 def run(tmp_path, capsys):
-  """Runs the command; gives its exit code and what it said."""
+  """Runs the command; returns its exit code and output."""
 
   def run(*others, **how):
     capsys.readouterr()
@@ -53,7 +53,7 @@ def run(tmp_path, capsys):
 
 
 def expected(architecture, texts, *, pool, longest=48):
-  """Vectors of all layers, [texts, layers, embed], each text read alone and without padding."""
+  """Returns vectors of all layers, [texts, layers, embed], for each text alone without padding."""
   source = pretrained.read_source(str(trained.workdir(architecture)))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   loaded = pretrained.load(source, mesh)
@@ -79,7 +79,7 @@ def expected(architecture, texts, *, pool, longest=48):
   ("architecture", "pool"), [("encoder_decoder", "mean"), ("decoder_only", "last"), ("encoder_only", "first")]
 )
 def test_vectors_are_pooled_states(architecture, pool, run, tmp_path):
-  """Of any architecture: of each text alone, whatever stands beside it; float32, and not numbers of an empty line."""
+  """Vectors depend only on their text, in any architecture; float32, and NaN for an empty line."""
   code, said = run("--pool", pool, "--layer", "all", architecture=architecture)
   assert code == 0 and "lines          18 (3 empty, 3 truncated to 48 tokens)" in said and "vectors        " in said
   found = np.load(tmp_path / "out.npy")
@@ -97,7 +97,7 @@ def test_vectors_are_pooled_states(architecture, pool, run, tmp_path):
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 @pytest.mark.parametrize("pool", embedding.POOLS)
 def test_batches_and_meshes_change_nothing(kind, pool):
-  """Texts of different lengths in batches of a mesh, and each alone."""
+  """Batches of different lengths on a mesh equal single texts."""
   config = toy.KINDS[kind]
   graphdef, params = toy.split(toy.model(config))
   layers = embedding.layers_of(config, "all")
@@ -116,7 +116,7 @@ def test_batches_and_meshes_change_nothing(kind, pool):
 
 @pytest.mark.exhaustive
 def test_parts_are_read_together(run, tmp_path):
-  """With what stands between two texts of one sequence; other fields are left."""
+  """Parts are joined by separators; other fields are ignored."""
   lines = [{"parts": ["a dog", "fox"], "id": 3}, {"inputs": "a dog"}, {"inputs": "a dog", "id": {"x": 1}}]
   code, _ = run(texts=map(json.dumps, lines), name="in.jsonl")
   found = np.load(tmp_path / "out.npy")
@@ -128,7 +128,7 @@ def test_parts_are_read_together(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_resumed_at_any_byte_equals_uninterrupted(run, tmp_path):
-  """Until all are there NumPy loads nothing; then the same bytes, and the same command does nothing more."""
+  """NumPy cannot load an incomplete file; the resumed file is byte-identical, and a further run changes nothing."""
   assert run("--layer=all")[0] == 0
   whole = (tmp_path / "out.npy").read_bytes()
   for size in (1, 128, 300, random.Random(0).randrange(128, len(whole)), len(whole) - 1):
@@ -143,7 +143,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_parquet_has_the_same_vectors_and_their_texts(run, tmp_path, monkeypatch):
-  """In row groups; of a run that was killed, too, and a column for each layer where there are several."""
+  """Rows are written in row groups, also after an interruption, with a column for each layer."""
   monkeypatch.setattr("t2t.inference.embedding_files._GROUP_BYTES", 5 * 2 * 16 * 4)
   assert run("--layer=all")[0] == run("--layer=all", output="out.parquet")[0] == 0
   vectors = np.load(tmp_path / "out.npy")
@@ -166,7 +166,7 @@ def test_parquet_has_the_same_vectors_and_their_texts(run, tmp_path, monkeypatch
 
 
 def test_the_output_of_another_run_is_refused(run, tmp_path):
-  """Other lines, other options: what differs is said, and the output stays as it is."""
+  """After changed lines or options the message contains the difference, and the output is unchanged."""
   assert run()[0] == 0
   before = (tmp_path / "out.npy").read_bytes()
   for others, how, message in (
@@ -190,11 +190,11 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
     (("--pool=man",), "--pool man: give one of mean, first, last; did you mean mean?"),
     (("--output=out.txt",), "--output out.txt: give a file that ends in .npy or .parquet"),
     (("--output=gs://b/out.npy",), "must be a local file"),
-    (("--input=-",), "--input -: a file of vectors says how many"),
+    (("--input=-",), "--input -: the header of an output file needs the number of lines"),
     (("--beam=3",), "unknown option --beam=3"),
     (("--inputs_length=81",), "--inputs_length 81: the model has only 80 positions"),
     (("--strict",), "line 3: empty line"),
-    (("--probe=docs_match",), "--probe reads a task and writes a table"),
+    (("--probe=docs_match",), "does not apply with --probe, which reads a task and prints a table"),
   ],
 )
 def test_what_cannot_be_done(others, message, run, tmp_path):
@@ -204,7 +204,7 @@ def test_what_cannot_be_done(others, message, run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_two_processes_do_as_one_does(run, tmp_path):
-  """The first reads and writes, both compute."""
+  """The first process reads and writes, both compute."""
   assert run()[0] == 0
   codes, said = test_hosts.Processes(2, 1, [arguments(tmp_path, output="two.npy")], cache=tmp_path).wait()
   assert codes == [0, 0], "\n".join(said)
@@ -222,7 +222,7 @@ def probe(*others, architecture="encoder_only"):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_probe_of_each_layer(architecture, capsys):
-  """A table at 80 columns, of any architecture; the examples are those that it is fitted to, and are told apart."""
+  """The table has 80 columns, for any architecture; the probe separates its training examples."""
   assert probe("--probe=asked_pair", "--layer=all", architecture=architecture) == 0
   said = capsys.readouterr().out
   assert "asked_pair: accuracy (%) of a linear probe, fitted to 5 examples, of 4" in said
@@ -233,7 +233,7 @@ def test_a_probe_of_each_layer(architecture, capsys):
 
 
 def test_a_probe_is_a_linear_classifier_of_its_features():
-  """What is told by one feature of many it finds, whatever their scale; what is not linear it does not."""
+  """A single informative feature is found at any scale; a nonlinear relation is not."""
   random = np.random.default_rng(0)
   x = random.normal(size=(400, 8)) * 10.0 ** np.arange(-4, 4)
   linear, other = x[:, 0] > 0, x[:, 0] * x[:, 1] > 0
@@ -260,7 +260,7 @@ def test_what_cannot_be_probed(others, message, capsys):
 
 @pytest.mark.exhaustive
 def test_the_benchmark_draws_what_the_command_prints(tmp_path, capsys):
-  """One function makes both; numbers that are there are not made again, unless they are of something else."""
+  """Plot and command use one function; existing numbers are reused unless their inputs changed."""
   benchmark = toy.benchmark("probes")
   overrides = [f"--config.data.task_modules={test_classification.module()}"]
   argv = [f"--checkpoints={trained.workdir('encoder_only')}", f"--workdir={tmp_path}", "--task=asked_pair", *overrides]

@@ -1,4 +1,4 @@
-"""T5X's gin files on the command line: every family and kind of run, T5X's own flags, and what is wrong with them."""
+"""T5X's gin files on the command line: every family and kind of run, T5X's flags, and errors."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ from t2t.training.optimizers import make_optimizer
 ROOT = folders.ROOT
 TINY = str(ROOT / "configs" / "gin")
 
-# family -> T5X's file of a size, and our fields of it; as T5X spells sizes.
+# family -> T5X's file of a size, and t2t's fields; with T5X's spelling of sizes.
 FAMILIES = {
   "t5_1_0": ("t5x/examples/t5/t5_1_0/{}.gin", presets.t5_1_0, ("small", "base", "large", "3B", "11B")),
   "t5_1_1": ("t5x/examples/t5/t5_1_1/{}.gin", presets.t5_1_1, ("small", "base", "large", "xl", "xxl")),
@@ -36,7 +36,7 @@ OURS = {"3B": "xl", "11B": "xxl"}
 
 
 def ul2(folder: pathlib.Path, size: str) -> str:
-  """A file that says UL2 in Flaxformer's words: T5 1.1's architecture, other sizes, and SwiGLU."""
+  """Writes a file of UL2 in Flaxformer's terms: T5 1.1's architecture, other sizes, and SwiGLU."""
   fields = presets.ul2(size)
   lines = [
     "include 'flaxformer/t5x/configs/t5/architectures/t5_1_1_flaxformer.gin'",
@@ -60,13 +60,13 @@ def ul2(folder: pathlib.Path, size: str) -> str:
 
 
 def model_file(family: str, size: str, folder: pathlib.Path) -> tuple[str, dict]:
-  """The gin file of a model, and the fields that it stands for."""
+  """Returns the gin file of a model, and the corresponding fields."""
   path, fields, _ = FAMILIES[family]
   return path.format(size) if path else ul2(folder, size), fields(OURS.get(size, size))
 
 
 def parse(kind: str, *argv: str):
-  """What a command makes of its command line: options and config."""
+  """Returns options and config of a command line."""
   parser = options.config_parser(f"t2t {kind}", "")
   for name in ("workdir", "checkpoint"):
     parser.add_argument(f"--{name}")
@@ -75,7 +75,7 @@ def parse(kind: str, *argv: str):
 
 
 def flags(*files: str, **bound: object) -> list[str]:
-  """As T5X is called."""
+  """Returns flags in T5X's syntax."""
   return [*(f"--gin_file={file}" for file in files), *(f"--gin.{name}={value!r}" for name, value in bound.items())]
 
 
@@ -87,7 +87,7 @@ MIXTURE = "wmt_t2t_ende_v003"
 
 @pytest.mark.parametrize(("family", "size"), MODELS)
 def test_pretraining(family, size, tmp_path):
-  """As `python -m t5x.train` is called with a model's file and runs/pretrain.gin."""
+  """`python -m t5x.train` with a model's file and runs/pretrain.gin."""
   model, fields = model_file(family, size, tmp_path)
   bound = dict(MIXTURE_OR_TASK_NAME="c4_v220_span_corruption", TASK_FEATURE_LENGTHS=LENGTHS, TRAIN_STEPS=7)
   found, config = parse(
@@ -107,7 +107,7 @@ def test_pretraining(family, size, tmp_path):
 
 @pytest.mark.parametrize(("family", "size"), MODELS)
 def test_fine_tuning(family, size, tmp_path):
-  """As it is called with runs/finetune.gin and a released checkpoint."""
+  """The same with runs/finetune.gin and a published checkpoint."""
   model, fields = model_file(family, size, tmp_path)
   path = f"gs://t5-data/pretrained_models/t5x/{family}_{size}/checkpoint_1000000"
   bound = dict(MIXTURE_OR_TASK_NAME=MIXTURE, TASK_FEATURE_LENGTHS=LENGTHS, TRAIN_STEPS=1_020_000)
@@ -122,7 +122,7 @@ def test_fine_tuning(family, size, tmp_path):
 
 @pytest.mark.parametrize(("family", "size"), MODELS)
 def test_evaluation(family, size, tmp_path):
-  """As `python -m t5x.eval` is called; the model is compared with the checkpoint's."""
+  """`python -m t5x.eval`; the model is compared with the checkpoint's."""
   model, fields = model_file(family, size, tmp_path)
   bound = dict(MIXTURE_OR_TASK_NAME=MIXTURE, CHECKPOINT_PATH="runs/c/checkpoint_9", EVAL_OUTPUT_DIR="out")
   bound |= {"seqio.Evaluator.num_examples": 50, "EncoderDecoderModel.predict_batch_with_aux.num_decodes": 4}
@@ -136,7 +136,7 @@ def test_evaluation(family, size, tmp_path):
 
 @pytest.mark.parametrize(("family", "size"), MODELS)
 def test_inference(family, size, tmp_path):
-  """As `python -m t5x.infer` is called."""
+  """`python -m t5x.infer`."""
   model, _ = model_file(family, size, tmp_path)
   bound = dict(
     MIXTURE_OR_TASK_NAME=MIXTURE, CHECKPOINT_PATH="runs/c", INFER_OUTPUT_DIR="out", TASK_FEATURE_LENGTHS=LENGTHS
@@ -154,7 +154,7 @@ def test_inference(family, size, tmp_path):
     ("temperature_sample.topk = 40", {"--beam=1", "--temperature=1.0", "--top_k=40"}),
     ("temperature_sample.topk = 0\ntemperature_sample.topp = 0.9", {"--beam=1", "--temperature=1.0", "--top_p=0.9"}),
     ("temperature_sample.temperature = 0.0", {"--beam=1"}),
-    ("", {"--beam=1"}),  # T5X's own default draws among one
+    ("", {"--beam=1"}),  # T5X's default is sampling from one token
   ],
 )
 def test_how_inference_draws(text, drawn, tmp_path):
@@ -163,7 +163,7 @@ def test_how_inference_draws(text, drawn, tmp_path):
   assert set(found.gin.options) - {"--max_length=8", "--inputs_length=64", "--batch_size=32"} == drawn
 
 
-# What T5X's files bind besides what is known by heart.
+# Further bindings in T5X's files.
 OTHERS = """\
 train_script.train.train_dataset_cfg = @train/utils.DatasetConfig()
 train_script.train.train_eval_dataset_cfg = @train_eval/utils.DatasetConfig()
@@ -194,7 +194,7 @@ network.Transformer.config = @network.T5Config()
 
 @pytest.mark.parametrize("run", ["pretrain", "finetune"])
 def test_a_checkout_of_t5x_says_what_is_known_by_heart(run, tmp_path):
-  """Its files are found on the search paths, come before those known, and nothing in them is refused."""
+  """T5X's files on the search paths replace the built-in copies, and nothing in them is refused."""
   base = "t5x/examples/t5/t5_1_1/base.gin"
   for path in (base, f"t5x/configs/runs/{run}.gin"):
     (tmp_path / path).parent.mkdir(parents=True)
@@ -211,7 +211,7 @@ def test_a_checkout_of_t5x_says_what_is_known_by_heart(run, tmp_path):
 
 
 def test_the_recipes_for_gpus_do_not_pack():
-  """NVIDIA's runs lie elsewhere, and differ in this."""
+  """NVIDIA's run files are in another folder, and do not pack."""
   bound = dict(
     MIXTURE_OR_TASK_NAME=MIXTURE, TASK_FEATURE_LENGTHS=LENGTHS, TRAIN_STEPS=9, DROPOUT_RATE=0.1, BATCH_SIZE=24
   )
@@ -221,7 +221,7 @@ def test_the_recipes_for_gpus_do_not_pack():
 
 
 def test_modules_that_a_file_imports_register_its_mixture(tmp_path, monkeypatch):
-  """As for T5X, whose users import theirs in the file; libraries are none of them."""
+  """Imported modules register mixtures, as in T5X, except libraries."""
   monkeypatch.syspath_prepend(tmp_path)
   (tmp_path / "my_gin_tasks.py").write_text("")
   (tmp_path / "a.gin").write_text("import my_gin_tasks\nfrom t5.data import mixtures\nMIXTURE_OR_TASK_NAME = 'mine'\n")
@@ -230,7 +230,7 @@ def test_modules_that_a_file_imports_register_its_mixture(tmp_path, monkeypatch)
 
 
 def test_a_module_in_this_folder_is_found(tmp_path, monkeypatch):
-  """T5X's users have theirs where they call it, by `python -m` or PYTHONPATH; the file is not executed for it."""
+  """The module is in the working folder or on PYTHONPATH; it is not executed by the lookup."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "gin_tasks_here.py").write_text("raise AssertionError\n")
   (tmp_path / "a.gin").write_text("import gin_tasks_here\nMIXTURE_OR_TASK_NAME = 'mine'\n")
@@ -241,7 +241,7 @@ def test_a_module_in_this_folder_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "a\rb", "a\nb", 'x"""\nimport gone\n"""'])
 def test_a_text_stays_a_text(text):
-  """Whatever it has in it: the config is Python."""
+  """Any string survives the conversion to a Python config."""
   _, config = parse("train", *flags(f"{TINY}/tiny_pretrain.gin", MIXTURE_OR_TASK_NAME=text))
   assert config.data.mixture == text
 
@@ -250,7 +250,7 @@ def test_a_text_stays_a_text(text):
 
 
 def test_what_runs_is_what_convert_prints(tmp_path, capsys):
-  """The same config, whether a file of it is given or the gin file."""
+  """The config file and the gin file give the same config."""
   argv = flags(f"{TINY}/tiny_pretrain.gin", TRAIN_STEPS=5)
   command.main(["convert", *argv])
   (tmp_path / "made.py").write_text(capsys.readouterr().out)
@@ -258,7 +258,7 @@ def test_what_runs_is_what_convert_prints(tmp_path, capsys):
 
 
 def test_later_files_bindings_and_keys_count(tmp_path):
-  """In this order: files, bindings of the command line, keys of the config."""
+  """Order of precedence: files, bindings of the command line, config keys."""
   (tmp_path / "a.gin").write_text("TRAIN_STEPS = 4\nRANDOM_SEED = 5\ntrain.eval_steps = 6\n")
   argv = [*flags(f"{TINY}/tiny_pretrain.gin", f"{tmp_path}/a.gin"), "--gin_bindings=RANDOM_SEED = 7"]
   _, config = parse("train", *argv, "--gin.train/utils.DatasetConfig.batch_size=16", "--config.train.steps=9")
@@ -271,7 +271,7 @@ def test_the_workdir_that_is_typed_comes_first():
 
 
 def test_a_key_settles_what_is_refused(tmp_path):
-  """Which says what is to be done instead."""
+  """The key is the alternative in the message."""
   (tmp_path / "a.gin").write_text("OPTIMIZER = @optax.lion()\n")
   argv = flags(f"{TINY}/tiny_pretrain.gin", f"{tmp_path}/a.gin")
   with pytest.raises(UserError, match=r"a\.gin:1: EncoderDecoderModel.optimizer_def = @optax.lion\(\): lion|a\.gin:1"):
@@ -282,47 +282,50 @@ def test_a_key_settles_what_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ("argv", "words"),
   [
-    (["--gin_file=gone.gin"], "--gin_file gone.gin: no such file; looked in {cwd}, and among those of T5X"),
-    (["--gin_file=gone.gin", "--gin_search_paths=/a,/b"], "looked in {cwd}, /a, /b, and"),
-    (["--gin.A=1"], "--gin.A=1: binds a name of a gin file; give --gin_file FILE with it"),
-    (["--gin_file=x.gin", "--config=tiny"], "--config, --gin_file x.gin: give one"),
-    (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: nothing that was read refers"),
+    (["--gin_file=gone.gin"], "--gin_file gone.gin: no such file in {cwd}, nor among T5X's"),
+    (["--gin_file=gone.gin", "--gin_search_paths=/a,/b"], "no such file in {cwd}, /a, /b, nor among"),
+    (["--gin.A=1"], "--gin.A=1: binds a name of a gin file. Give --gin_file FILE with it"),
+    (["--gin_file=x.gin", "--config=tiny"], "--config and --gin_file x.gin exclude each other. Give one of them"),
+    (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: unused in this run"),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "nearest: TRAIN_STEPS"),
     (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR=runs/x"], "--gin.MODEL_DIR='\"runs/x\"'"),
-    (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR"], "--gin.MODEL_DIR: give --gin.NAME=VALUE"),
+    (
+      ["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR"],
+      "--gin.MODEL_DIR: has no value. Give --gin.NAME=VALUE",
+    ),
     (
       flags("{tiny}/tiny_pretrain.gin", **{"train.eval_perod": 3}),
-      "no parameter eval_perod of train; nearest: eval_period",
+      "unknown parameter eval_perod of train; t2t has no counterpart; nearest: eval_period",
     ),
     (
       ["--gin_file={tiny}/tiny_model.gin"],
-      "says no run, as nothing in it binds train; add --gin_file t5x/configs/runs/pre",
+      "describes no run: nothing binds train. Add --gin_file t5x/configs/runs/pre",
     ),
     (
       ["--gin_file={tiny}/tiny_eval.gin"],
-      "for T5X's eval.py, and not for `t2t train`; give it to `t2t eval --gin_file",
+      "for T5X's eval.py, not for `t2t train`. Run `t2t eval --gin_file",
     ),
-    (["--gin_file={tiny}/tiny_infer.gin"], "give it to `t2t infer --gin_file"),
+    (["--gin_file={tiny}/tiny_infer.gin"], "Run `t2t infer --gin_file"),
     (
       ["--gin_file=t5x/configs/runs/pretrain.gin"],
-      "MODEL must be given, as T5X asks for it: --gin.MODEL=VALUE; add one",
+      "MODEL is required by T5X. Give --gin.MODEL=VALUE; add one",
     ),
     (["--gin_file={bad}/include.gin"], "include.gin:2: include 'gone/away.gin': no such file in {cwd}, {bad}, "),
-    (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: not gin: ')' closes nothing"),
-    (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: not gin"),
+    (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: is not gin: ')' has no opening bracket"),
+    (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: is not gin"),
     (
       ["--gin_file={tiny}/tiny_pretrain.gin", "--run_mode=eval"],
-      "--run_mode=eval: a flag of T5X that t2t has under anot",
+      "--run_mode=eval: this T5X flag has another name in t2t",
     ),
     (
       flags("{tiny}/tiny_finetune.gin", INITIAL_CHECKPOINT_PATH="c", **{"RestoreCheckpointConfig.mode": "latest"}),
-      "name it",
+      "give its path",
     ),
-    (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; `t2t convert --to hf`"),
+    (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; use `t2t convert --to hf`"),
   ],
 )
 def test_what_is_wrong_is_said(argv, words, tmp_path):
-  """In one line, with the file and its line, before anything begins."""
+  """A one-line error contains file and line, before anything starts."""
   (tmp_path / "include.gin").write_text("A = 1\ninclude 'gone/away.gin'\n")
   (tmp_path / "syntax.gin").write_text("A = 1\nB = )\n")
   (tmp_path / "export.gin").write_text("export.model = %MODEL\n")
@@ -350,7 +353,7 @@ MODEL = "t5x/examples/t5/t5_1_1/small.gin"
     (
       "eval",
       [*flags(f"{TINY}/tiny_eval.gin", CHECKPOINT_PATH="gone"), "--workdir=x"],
-      ["--checkpoint gone: no checkpoint there", "--checkpoint is T5X's CHECKPOINT_PATH"],
+      ["--checkpoint gone: no checkpoint; looked for", "--checkpoint is T5X's CHECKPOINT_PATH"],
     ),
     (
       "eval",
@@ -374,7 +377,7 @@ MODEL = "t5x/examples/t5/t5_1_1/small.gin"
   ],
 )
 def test_what_is_missing_has_both_names(kind, argv, words, tmp_path, monkeypatch, capsys):
-  """T5X's, as its users type it, and t2t's."""
+  """The message contains T5X's and t2t's name."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "configs").symlink_to(ROOT / "configs")
   assert command.main([kind, *argv]) == 2
@@ -384,7 +387,7 @@ def test_what_is_missing_has_both_names(kind, argv, words, tmp_path, monkeypatch
 
 
 def test_the_macros_are_those_of_t5x():
-  """Each that messages name is one that its files for runs refer to."""
+  """T5X's run files refer to each macro in messages."""
   for kind, runs in {"train": ("pretrain", "finetune"), "eval": ("eval",), "infer": ("infer",)}.items():
     read = {
       each.name
@@ -402,7 +405,7 @@ def test_the_macros_are_those_of_t5x():
 
 
 def test_a_message_without_gin_files_is_t2ts(capsys):
-  """Nobody who has not given one reads T5X's names."""
+  """Without gin files messages contain no T5X names."""
   assert command.main(["eval", "--config=tiny", "--checkpoint=gone", "--workdir=x"]) == 2
   assert "T5X's CHECKPOINT_PATH" not in capsys.readouterr().err
 
@@ -416,7 +419,7 @@ def test_help_says_it(kind, capsys):
 
 
 def test_the_public_config_of_ul2_is_refused_for_what_t5_has_not(tmp_path):
-  """Its last norm has no scale, and Adafactor scales all parameters but the table of positions."""
+  """Its last norm has no scale, and Adafactor scales all parameters except the position table."""
   (tmp_path / "more.gin").write_text(
     "adafactor.Adafactor.multiply_by_parameter_scale = @adafactor.HParamMap()\n"
     "adafactor.HParamMap.rules = [('relpos_bias', False), ('.*', True)]\n"
@@ -443,7 +446,7 @@ def written(workdir: pathlib.Path) -> list[str]:
 
 @pytest.mark.exhaustive
 def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
-  """The losses are those of the config that convert prints, bit for bit, and so are metrics and what is written."""
+  """Losses are bit-identical to the converted config's, and so are metrics and predictions."""
   monkeypatch.chdir(ROOT)
   trained = [f"--gin_file={TINY}/tiny_pretrain.gin", "--gin.TRAIN_STEPS=3"]
   assert command.main(["convert", *trained]) == 0
@@ -487,7 +490,7 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.exhaustive
 def test_a_checkpoint_of_t5x_takes_the_vocabulary_of_the_file(tmp_path, monkeypatch, capsys):
-  """It has none beside it, and T5X's users have it in their gin files."""
+  """A T5X checkpoint has no vocabulary, but the gin file has one."""
   monkeypatch.chdir(ROOT)
   monkeypatch.setattr(t5x_files, "VOCAB", 384)
   checkpoint = t5x_files.write(tmp_path / "checkpoint_7", t5x_files.parameters())

@@ -1,4 +1,4 @@
-"""The whole command: every line once and in order, however often the run is killed, and what it refuses."""
+"""`t2t infer`: every line once and in order, also after interruptions; and errors."""
 
 import dataclasses
 import importlib.util
@@ -47,7 +47,7 @@ SAMPLED = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "3")
 
 @pytest.fixture
 def run(tmp_path, capsys):
-  """Runs the command on a model; gives its exit code, its rows and what it said."""
+  """Runs the command on a model; returns exit code, rows and output."""
 
   def run(*options, architecture="encoder_decoder", source=None, output=None):
     source = source or text_file(tmp_path, TEXTS)
@@ -63,7 +63,7 @@ def run(tmp_path, capsys):
 
 @pytest.fixture
 def finished(done, tmp_path) -> pathlib.Path:
-  """The output of `TEXTS`, as `run` makes it, in a place of its own."""
+  """Returns a copy of the output of `TEXTS`."""
   for path in done.parent.glob("out.jsonl*"):
     shutil.copy(path, tmp_path)
   return tmp_path / "out.jsonl"
@@ -97,7 +97,7 @@ def rows_of(path) -> list[dict]:
 
 
 def bare(row: dict) -> dict:
-  """What does not depend on where a line stands."""
+  """Returns the fields that do not depend on the position of a line."""
   return {name: value for name, value in row.items() if name != "line"}
 
 
@@ -106,7 +106,7 @@ def bare(row: dict) -> dict:
 
 @pytest.mark.exhaustive
 def test_who_has_learned_to_fill_blanks_is_told_of_texts_without(run, tmp_path):
-  """How many there are, and what is wanted; a model that goes on with a text wants none."""
+  """The note contains the number of lines without a blank; causal models need none."""
   texts = ["a <extra_id_0> b", "no blank", "", "<extra_id_1>", "nor here"]
   source = text_file(tmp_path, texts)
   code, rows, said = run(source=source)
@@ -119,7 +119,7 @@ def test_who_has_learned_to_fill_blanks_is_told_of_texts_without(run, tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
-  """Rows stand in the order of the lines, whatever their lengths, and each is what the line alone gives."""
+  """Rows have the order of the lines, at any length, and equal the prediction of each line alone."""
   code, rows, said = run(architecture=architecture)
   assert code == 0
   assert [row["line"] for row in rows] == list(range(1, len(TEXTS) + 1))
@@ -127,7 +127,7 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   assert [row["line"] for row in rows if row["prediction"] is None] == [2, 11]
   assert rows[1] == {"line": 2, "inputs": "", "prediction": None, "score": None, "error": "empty line"}
   assert all(row["score"] < 0 for row in rows if "error" not in row)
-  # A model of two steps may find the end the likeliest thing to write.
+  # A model of two steps may prefer empty text.
   blanks = ", 10 without a blank" if architecture == "encoder_decoder" else ""
   counted = rf"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 truncated to 48 tokens{blanks}\)"
   assert re.search(counted, said) and "out.jsonl" in said
@@ -139,7 +139,7 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
 
 @pytest.mark.slow
 def test_fields_of_objects_are_kept(run, tmp_path):
-  """The text may be in any field; the others stand in the output as they were."""
+  """The text may be in any field; other fields are copied to the output."""
   objects = [{"question": "a dog", "id": 7, "tags": ["x", {"y": None}]}, {"id": "8", "question": ""}, {"question": "b"}]
   code, rows, _ = run("--field", "question", source=json_file(tmp_path, objects))
   assert code == 0
@@ -150,7 +150,7 @@ def test_fields_of_objects_are_kept(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_beams_are_alternatives(run):
-  """The best is the prediction; the others follow with their scores, best first, and no text twice."""
+  """The best beam is the prediction; the others follow with scores in order, without duplicates."""
   _, rows, _ = run("--beam", "3")
   for row in rows:
     if "error" not in row:
@@ -160,7 +160,7 @@ def test_beams_are_alternatives(run):
 
 @pytest.mark.exhaustive
 def test_what_is_drawn_depends_on_seed_and_line_alone(run, tmp_path):
-  """Another batch size draws the same, another seed does not, and equal lines differ."""
+  """Samples are independent of the batch size, depend on the seed, and differ between equal lines."""
   source = text_file(tmp_path, ["a dog"] * 5 + [""] + ["a dog"] * 4)
   texts = lambda rows: [row["prediction"] for row in rows]
   _, first, _ = run(*SAMPLED, source=source)
@@ -172,7 +172,7 @@ def test_what_is_drawn_depends_on_seed_and_line_alone(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_standard_input_and_output(run, tmp_path, monkeypatch):
-  """Rows and nothing else come out, the same as from files; with a field the lines are objects."""
+  """The output contains only rows, identical to those of files; with a field the lines are objects."""
   _, expected, _ = run()
   pipe = lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
   pipe("\n".join(TEXTS).encode())
@@ -188,7 +188,7 @@ def test_standard_input_and_output(run, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "options"), [("encoder_decoder", ("--beam", "3")), ("decoder_only", SAMPLED)])
 def test_resumed_at_any_byte_equals_uninterrupted(architecture, options, run, tmp_path):
-  """Wherever the output was cut off, the same command makes it what it would have been, byte for byte."""
+  """After truncation at any byte, the same command completes an identical file."""
   output = tmp_path / "out.jsonl"
   options = (*options, "--inputs_length", "15")
   run(*options, architecture=architecture)
@@ -210,7 +210,7 @@ def test_a_complete_output_is_left_alone(run, finished):
 
 @pytest.mark.slow
 def test_lines_that_were_added_are_done(run, finished, tmp_path):
-  """What is there is not done again."""
+  """Finished rows are not computed again."""
   before = finished.read_bytes()
   code, rows, said = run(source=text_file(tmp_path, [*TEXTS, "one more"]))
   assert code == 0 and "has 12 lines; resuming after them" in said
@@ -219,7 +219,7 @@ def test_lines_that_were_added_are_done(run, finished, tmp_path):
 
 @pytest.mark.exhaustive
 def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatch):
-  """The lines that are done are read and compared; others are refused."""
+  """Finished lines are read and compared; different lines are an error."""
   whole = finished.read_bytes()
   pipe = lambda texts: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode())))
   finished.write_bytes(whole[:-30])
@@ -233,13 +233,13 @@ def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatc
 
 @pytest.mark.exhaustive
 def test_tokens_are_counted_as_they_are_written(run):
-  """One of each text, whether it is EOS or the text was cut behind it; in an empty one's place another is written."""
+  """An EOS or truncated end counts as a token; empty texts do too."""
   _, rows, said = run("--max_length", "1")
   assert f"new tokens     {len(rows)} in " in said
 
 
 def test_beams_write_a_token_at_least():
-  """Unless they are told that they may write none; without beams a text may be empty."""
+  """The default minimum is one token with beams, and none without."""
   config = text_generation.decode_config
   assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
   assert config(max_length=4, beam=4, min_length=0).min_length == 0
@@ -248,7 +248,7 @@ def test_beams_write_a_token_at_least():
 
 
 def test_empty_predictions_are_counted(tmp_path, capsys):
-  """Of a model that writes; what cannot be asked has none."""
+  """Only for generated text."""
   counts = batch_inference._Counts(blank="")
   counts.add(
     [{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": batch_inference.EMPTY}]
@@ -264,7 +264,7 @@ def test_empty_predictions_are_counted(tmp_path, capsys):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_for_real(number, run, tmp_path):
-  """After the first window, then the same command: as if nothing had happened; SIGTERM is told how far it came."""
+  """After a kill, the same command gives the same output; SIGTERM logs the progress."""
   source = text_file(tmp_path, [f"{text} {number}" for number, text in enumerate(TEXTS * 20)])
   run("--inputs_length", "15", source=source, output=tmp_path / "whole.jsonl")
   output = tmp_path / "out.jsonl"
@@ -332,7 +332,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_output_of_another_run_is_refused(name, run, finished, tmp_path):
-  """The message says what differs and what to do, and the output stays as it is."""
+  """The message contains difference and remedy, and the output is unchanged."""
   change, expected = REFUSED[name]
   options = change(tmp_path, finished)
   before = finished.read_bytes()
@@ -344,7 +344,7 @@ def test_the_output_of_another_run_is_refused(name, run, finished, tmp_path):
 
 
 def test_rows_leave_for_a_pipe_when_they_are_written():
-  """Whoever reads them waits for a window of lines, not for the last one."""
+  """A reader of the pipe waits for one window of lines, not for the last."""
   read, write = os.pipe()
   os.set_blocking(read, False)
   with open(read, "rb", buffering=0) as reader, open(write, "wb") as writer:
@@ -372,7 +372,7 @@ def written(content: bytes, name: str):
 LONG = b"a\n" + b"x" * 60 + b"\n"
 
 BAD = {
-  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint there"]),
+  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint; looked for"]),
   "no input": (lambda t: ["--input", t / "none.txt"], ["--input", "none.txt", "no such file"]),
   "a folder": (lambda t: ["--input", (t / "a.txt").mkdir() or t / "a.txt"], ["a.txt", "cannot be read"]),
   "another ending": (written(b"a\n", "in.odt"), ["in.odt", ".txt", ".jsonl", ".csv"]),
@@ -401,7 +401,7 @@ BAD = {
   "no room": (lambda t: ["--max_length", "0"], ["max_length=0"]),
   "no length": (lambda t: ["--inputs_length", "-1"], ["--inputs_length -1"]),
   "a foreign name": (lambda t: ["--num_beams=4"], ["--num_beams: no such option; Hugging Face's num_beams is --beam"]),
-  "a server with files": (lambda t: ["--server"], ["--input: is for files, and --server answers requests"]),
+  "a server with files": (lambda t: ["--server"], ["--input and --server exclude each other"]),
   "too many beams": (lambda t: ["--beam", "1000000000"], ["--beam 1000000000", "at most 10,000"]),
   "devices": (lambda t: ["--tensor", "3"], ["--tensor 3", "[1, 2, 4, 8]"]),
   "output in a bucket": (lambda t: ["--output", "gs://bucket/out.jsonl"], ["gs://bucket/out.jsonl", "local file"]),
@@ -410,18 +410,18 @@ BAD = {
 
 
 def test_the_server_needs_its_extra(monkeypatch, capsys):
-  """Said before the checkpoint is read."""
+  """The error comes before the checkpoint is read."""
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "starlette" else find(name))
   assert command.main(["infer", "--checkpoint", "no/such/folder", "--server"]) == 2
   said = capsys.readouterr().err
-  assert 't2t infer --server needs Starlette and uvicorn: pip install "t2t-jax[serve]"' in said
+  assert 't2t infer --server needs Starlette and uvicorn. Run: pip install "t2t-jax[serve]"' in said
 
 
 @pytest.mark.exhaustive_from(14)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_clear_error(name, run, tmp_path):
-  """Exit code 2, the file and line, the remedy, and no output."""
+  """Exit code 2, file and line, the remedy, and no output."""
   options, expected = BAD[name]
   code, rows, said = run(*options(tmp_path))
   assert code == 2 and not rows
@@ -434,12 +434,15 @@ def test_bad_input_is_one_clear_error(name, run, tmp_path):
 @pytest.mark.exhaustive
 def test_an_encoder_alone_writes_nothing(run):
   code, _, said = run(architecture="encoder_only")
-  assert code == 2 and "is an encoder alone, which fills blanks and writes nothing: leave out the options" in said
+  assert (
+    code == 2
+    and "is an encoder without decoder, which fills blanks and generates no text. Leave out generation options" in said
+  )
 
 
 @pytest.mark.exhaustive
 def test_positions_that_were_not_learned(run):
-  """What is asked for beyond them is refused; without --inputs_length prompts are cut to what is left."""
+  """More positions are an error; without --inputs_length prompts are truncated to fit."""
   code, _, said = run("--inputs_length", "75", architecture="decoder_only")
   assert code == 2 and "80 positions" in said
   code, rows, _ = run("--max_length", "56", architecture="decoder_only")
@@ -461,13 +464,13 @@ def test_a_prompt_is_cut_at_its_end_and_keeps_eos():
 
 
 def trained_on(**data) -> pretrained.Source:
-  """A decoder alone whose config says so; it has no parameters."""
+  """Returns a decoder-only source with this config and no parameters."""
   return pretrained.Source(epath.Path("nowhere"), toy.KINDS["prefix_lm"], {"data": data}, "")
 
 
 @pytest.mark.parametrize("objective", ["prefix_lm", "causal_lm"])
 def test_a_prompt_is_what_training_showed(objective, tmp_path):
-  """Tokens and what is read of them, up to where the loss begins; of text that is continued, its first tokens."""
+  """Compares the tokens up to the first target; for language modeling, the first tokens of the text."""
   text = "the quick brown fox jumps over a lazy dog"
   lengths = dict(inputs_length=64, targets_length=64)
   file = str(text_file(tmp_path, [text]))
@@ -497,7 +500,7 @@ def test_a_prompt_is_what_training_showed(objective, tmp_path):
 
 @pytest.mark.exhaustive
 def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
-  """EOS stands behind the prompt where the checkpoint's config says that it did in training, or the user wants it."""
+  """EOS follows the prompt if the checkpoint's training or the option says so."""
   source = text_file(tmp_path, ["a dog"])
   copy = shutil.copytree(trained.workdir("decoder_only"), tmp_path / "run")
   path = copy / "checkpoints" / "2" / "config" / "metadata"
@@ -510,13 +513,13 @@ def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
   assert "prompts end in EOS, as in training: config.data.objective=prefix_lm" in said
   _, wanted, said = asked("--prompt_eos", "yes")
   assert "prompts end in EOS, --prompt_eos yes" in said and wanted == ended
-  code, _, said = asked()  # of the output that was just written
+  code, _, said = asked()  # the previous output
   assert "prompts end without EOS, as in training: config.data.objective=causal_lm" in said
   assert code == 2 and "--prompt_eos None, previously yes" in said
 
 
 def test_what_a_mixture_showed():
-  """Text-to-text tasks have no EOS behind a decoder's prompt; where nothing is known that is said."""
+  """Text-to-text tasks have no EOS after a decoder's prompt; unknown data are reported."""
   asked = lambda mixture, *modules: prompt_builder.ends_prompts(
     trained_on(files="", mixture=mixture, task_modules=modules)
   )
@@ -528,7 +531,7 @@ def test_what_a_mixture_showed():
   ends, said = asked("nothing_like_it", docs)
   assert not ends and "nothing_like_it: no task or mixture of that name" in said
   ends, said = prompt_builder.ends_prompts(trained_on(inputs_length=64))
-  assert not ends and "does not say what it was trained on" in said
+  assert not ends and "does not record its training data" in said
 
 
 def test_missing_options(capsys):

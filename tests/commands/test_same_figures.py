@@ -1,5 +1,6 @@
-"""A figure of a task is the same for the same checkpoint and examples: while a step is chosen, when it is reported, and
-by `t2t eval` with any batch size."""
+"""Metrics of a task are equal for the same checkpoint and examples: during training, in the report, and by `t2t eval`
+with any batch size.
+"""
 
 import json
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 DATA = folders.SHARED / "data"
 ONCE = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.save_interval_steps=1")
-# Training in bfloat16, of which a tiny model's candidates differ by less than its rounding.
+# float32, because candidates of a tiny model differ by less than bfloat16's rounding.
 SMALL = (
   "--config.model.dtype=bfloat16",
   "--config.data.inputs_length=56",
@@ -32,13 +33,13 @@ SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
 
 
 def metrics_of(folder):
-  """Task -> metrics of the validation split, as results.json has them."""
+  """Returns task -> metrics of the validation split, from results.json."""
   found = json.loads((folder / "results.json").read_text())
   return {name.split(".")[0]: own for name, own in found.items() if name.endswith(".validation")}
 
 
 def at_step(workdir, task, step):
-  """Metrics of a task at a step of training."""
+  """Returns the metrics of a task at a training step."""
   names = {
     name.removeprefix(f"eval/{task}/"): own[step]
     for name, own in metric_writers.parse_metrics((workdir / "metrics.jsonl").read_bytes()).items()
@@ -49,7 +50,7 @@ def at_step(workdir, task, step):
 
 
 def check_eval(workdir, step, folder, config, *options, tasks, batch_sizes=(3,)):
-  """`t2t eval` of a step, with batches of other sizes, finds what training found."""
+  """Checks that `t2t eval` of a step, with other batch sizes, equals the metrics of training."""
   checkpoint = f"--checkpoint={workdir / 'checkpoints' / str(step)}"
   given = [option for option in SMALL if not option.startswith(("--config.model", "--config.train"))]
   for size in batch_sizes:
@@ -61,7 +62,7 @@ def check_eval(workdir, step, folder, config, *options, tasks, batch_sizes=(3,))
 
 
 def superglue_in(folder, *, whole):
-  """Real examples of SuperGLUE; unless `whole`, of training and validation sets alone, which takes less time."""
+  """Writes real examples of SuperGLUE; unless `whole`, only training and validation sets."""
   if not (DATA / "superglue").exists():
     pytest.skip(f"{DATA / 'superglue'} is not there: real examples of SuperGLUE")
   stems = (
@@ -94,7 +95,7 @@ def whole_superglue(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def glue(tmp_path_factory):
-  """All tasks of GLUE in files as released, of made sentences."""
+  """All tasks of GLUE as published files, with generated sentences."""
   folder = tmp_path_factory.mktemp("GLUE")
   random = np.random.default_rng(0)
   words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog")
@@ -132,7 +133,7 @@ def glue(tmp_path_factory):
 
 
 def check_superglue(folder, given, names, *, steps, batch_sizes):
-  """`t2t superglue` reports of each task what it has chosen its step by, and `t2t eval` finds the same."""
+  """Checks that `t2t superglue` reports the metrics that selected its steps, and that `t2t eval` equals them."""
   checkpoint = f"--checkpoint={trained.workdir('encoder_only')}"
   own = [given, f"--config.eval.tasks={','.join(f'super_glue_{name}' for name in names)}"]
   arguments = ["superglue", checkpoint, f"--workdir={folder}", *own, *SMALL, *ONCE, f"--config.train.steps={steps}"]
@@ -141,14 +142,14 @@ def check_superglue(folder, given, names, *, steps, batch_sizes):
   assert len(found) == len(names)
   for task, reported in sorted(found.items()):
     scores = metric_writers.read_metrics(folder / "finetune" / "metrics.jsonl", f"eval/{task}/score")
-    step = max(scores, key=scores.get)  # the first of several that are as good
+    step = max(scores, key=scores.get)  # the first of equal scores
     assert reported["metrics"] == pytest.approx(at_step(folder / "finetune", task, step), abs=1e-3), task
   check_eval(folder / "finetune", steps, folder, "superglue", *own, tasks=found, batch_sizes=batch_sizes)
 
 
 @pytest.mark.exhaustive
 def test_kinds_of_superglue_by_heads(superglue, tmp_path):
-  """Candidates, questions of several answers, and mentions."""
+  """Choices, questions with several answers, and word mentions."""
   check_superglue(tmp_path, superglue, ("copa", "multirc", "record"), steps=1, batch_sizes=(3,))
 
 
@@ -159,7 +160,7 @@ def test_every_task_of_superglue_by_heads(whole_superglue, tmp_path):
 
 @pytest.mark.exhaustive
 def test_every_task_of_glue_by_heads(glue, tmp_path):
-  """Classes of a text and of a pair, and a number."""
+  """Single sentences, pairs, and a regression task."""
   mixture = ",".join(f"glue_{name}" for name in GLUE)
   arguments = ["train", "--config=finetune_glue", f"--config.init.checkpoint={trained.workdir('encoder_only')}"]
   arguments += [f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={mixture}", glue, *SMALL, *ONCE]
@@ -170,7 +171,7 @@ def test_every_task_of_glue_by_heads(glue, tmp_path):
 
 @pytest.mark.exhaustive
 def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
-  """One class of a text and of a pair, a number, answers of several windows, and one tag a word."""
+  """Single texts, pairs, a score, spans in several windows, and tags."""
   (tmp_path / "squad").mkdir()
   (tmp_path / "conll").mkdir()
   test_spans.write(tmp_path / "squad", 3)
@@ -200,7 +201,7 @@ def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
   ],
 )
 def test_what_is_written_and_ranked(architecture, options, superglue, tmp_path):
-  """Beams, solved examples, the likeliest option, and heads on a decoder."""
+  """Beams, few-shot examples, ranking, and heads on a decoder."""
   tasks = ["super_glue_copa", "super_glue_multirc"]
   arguments = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={trained.workdir(architecture)}"]
   arguments += [f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={','.join(tasks)}", superglue]

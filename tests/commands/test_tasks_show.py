@@ -1,4 +1,4 @@
-"""The list of tasks and the view of one: what is printed, how wide, in which colours, and what is refused."""
+"""`t2t tasks` and `t2t tasks show`: content, width, colors, and errors."""
 
 import dataclasses
 import re
@@ -88,7 +88,7 @@ def module(tmp_path_factory):
 
 @pytest.fixture
 def printed(module, capsys, monkeypatch):
-  """What a command prints on a terminal so many columns wide."""
+  """Returns the output of a command on a terminal of this width."""
 
   def run(*arguments, columns=80):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -102,11 +102,11 @@ def plain(text):
   return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-# ---- The list --------------------------------------------------------------------------------------------------------
+# ---- List ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_list_has_every_task_that_comes_with_t2t(printed):
-  """A line each, under its module, at most 80 columns; no file of a vocabulary or source is opened."""
+  """One line each, under its module, at most 80 columns; no vocabulary or source file is opened."""
   lines = printed().splitlines()
   names = [line.split()[0] for line in lines if line.startswith("  ")]
   assert {f"docs_{objective}" for objective in objectives.OF_TEXT} <= set(names)
@@ -118,13 +118,13 @@ def test_the_list_has_every_task_that_comes_with_t2t(printed):
 
 @pytest.mark.parametrize("objective", objectives.OF_TEXT)
 def test_a_task_is_shown_to_a_model_that_it_fits(objective):
-  """Whatever its features look like: an encoder with a decoder takes weights, too."""
+  """The architecture fits the objective regardless of the features: an encoder-decoder has weights, too."""
   registry.load("t2t.tasks.docs")
   objectives.check_fits(objective, tasks_command._architecture(seqio.TaskRegistry.get(f"docs_{objective}")))
 
 
 def test_what_a_line_says(printed, module):
-  """Features, splits and source; what all of a module have in common is said once, in front."""
+  """Features, splits and source; common values of a module are printed once above."""
   lines = printed("show_test_*", columns=120).splitlines()
   words = " ".join(" ".join(lines[: lines.index("")]).replace(module, "FILE").split())
   assert words == (
@@ -147,7 +147,7 @@ def test_what_a_line_says(printed, module):
   [("show_test_pa", "show_test_pair"), ("show*_lm", "show_test_masked_lm"), ("ow_test_f", "show_test_fails")],
 )
 def test_patterns(printed, pattern, found):
-  """Part of a name, or a glob of the whole."""
+  """A pattern is a part of a name, or a glob."""
   assert [line.split()[0] for line in printed(pattern).splitlines() if line.startswith("  ")] == [found]
 
 
@@ -164,11 +164,11 @@ def test_a_module_that_cannot_be_imported_does_not_stop_the_rest(printed, tmp_pa
   assert "show_test_pair" in text
 
 
-# ---- A task ----------------------------------------------------------------------------------------------------------
+# ---- One task --------------------------------------------------------------------------------------------------------
 
 
 def test_an_example(printed):
-  """Record, pieces above ids, other features, and what the model gets."""
+  """Record, tokens with ids, other features, and model features."""
   text = printed("show", "show_test_pair", "--examples", "1", "--config.data.inputs_length=4")
   start = text.index("Example 1")
   assert text[start : text.index("Summary")].splitlines()[1:-1] == [
@@ -202,7 +202,7 @@ def test_what_is_cut_is_said(printed):
 
 @pytest.mark.exhaustive
 def test_masked_positions_are_marked(printed):
-  """A ^ stands under each token whose loss counts, and nowhere else, in inputs and targets alike."""
+  """A ^ marks exactly the tokens with a loss, in inputs and targets."""
   text = printed("show", "show_test_masked_lm", "--tokens", "0", "--examples", "1", "--summary", "0")
   count = int(re.search(r"(\d+) of \d+ positions count in the loss \(\^\)", text)[1])
   assert text[: text.index("\nand\n")].count("^") == 2 * count > 0
@@ -213,7 +213,7 @@ def test_masked_positions_are_marked(printed):
 
 
 def test_long_examples_are_shortened(printed):
-  """`--tokens` says how many are shown, the last ones among them."""
+  """`--tokens` limits the shown tokens, including the last ones."""
   text = printed("show", "show_test_pair", "--split", "train", "--tokens", "20", "--summary", "0")
   assert "... 281 more ..." in text and "c   </s>" in text
 
@@ -221,7 +221,7 @@ def test_long_examples_are_shortened(printed):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("columns", [40, 80])
 def test_nothing_is_wider_than_the_terminal_or_acts_on_it(printed, columns):
-  """Wide characters and all; the text's own escape codes are spelled out."""
+  """Wide characters count double; escape codes in the text are printed literally."""
   text = printed("show", "show_test_pair", columns=columns)
   assert max(map(rich.cells.cell_len, text.splitlines())) <= columns
   assert "日本語" in text.replace("\n", "") and "\\x1b[31m" in re.sub(r"\s", "", text) and "\x1b" not in text
@@ -229,7 +229,7 @@ def test_nothing_is_wider_than_the_terminal_or_acts_on_it(printed, columns):
 
 @pytest.mark.exhaustive
 def test_colours(printed, monkeypatch):
-  """With them the same is said; without a terminal, or with NO_COLOR, there are none unless asked for."""
+  """Colors do not change the text; without a terminal, or with NO_COLOR, they need --color always."""
   arguments = ("show", "show_test_masked_lm", "--examples", "1", "--summary", "0")
   without, always = printed(*arguments), printed(*arguments, "--color", "always")
   assert "\x1b" not in without
@@ -250,7 +250,7 @@ def test_spans_are_shown_as_the_objective_makes_them(printed):
 
 @pytest.mark.exhaustive
 def test_with_a_config(printed, tmp_path, module):
-  """Model, lengths, vocabulary and mixture are the config's; NAME takes the place of its mixture."""
+  """Model, lengths, vocabulary and mixture come from the config; NAME replaces the mixture."""
   path = tmp_path / "config.py"
   path.write_text(
     "from t2t.configs import tiny\n"
@@ -272,7 +272,7 @@ def test_with_a_config(printed, tmp_path, module):
 
 @pytest.mark.exhaustive
 def test_a_stage(printed):
-  """As the stage that is named has it, or the first; without a config, too."""
+  """Selects the named stage or the first, also without a config."""
   said = '--config.stages={"name": "short", "fraction": 0.9, "data.inputs_length": 24}, {"name": "long"}'
   arguments = ("show", "show_test_masked_lm", "--config.data.inputs_length=40", "--examples=1", "--summary=0", said)
   text = printed(*arguments)
@@ -285,7 +285,7 @@ def test_a_stage(printed):
 
 @pytest.mark.exhaustive
 def test_what_a_head_is_asked(printed, tmp_path):
-  """With a checkpoint the examples are as training from it has them: here of an encoder, which answers by a head."""
+  """With a checkpoint the examples are those of training from it, here of an encoder with a head."""
   model = dataclasses.replace(test_convert_heads.BERT, heads=())
   foreign_model = foreign.in_memory(model, foreign.random_params(model))
   huggingface.save(foreign_model, epath.Path(tmp_path / "bert"))
@@ -308,7 +308,7 @@ def test_what_a_head_is_asked(printed, tmp_path):
   ]
   assert "asked                 match, and right is yes" in text
   assert re.search(r"encoder_answer_targets +int32 \[\d+\] +1 0 0", text)
-  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the config that training starts"):
+  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the training config"):
     printed("show", "show_test_labelled", "--config.init.checkpoint=runs/bert")
 
 
@@ -331,12 +331,12 @@ def test_files_of_ones_own(printed, tmp_path):
     (["show_test_pair", "--config.data.inputs_lenth=3"], "config.data.inputs_lenth: no such key"),
     (["--config.data.vocabulary=a b"], "^NAME is missing"),
     (["--config", "tiny", "--config.data.inputs_length=a b"], "config.data.inputs_length"),
-    (["show_test_pair", "--stage", "a"], "--stage a: no such stage; config.stages is empty"),
+    (["show_test_pair", "--stage", "a"], "--stage a: no such stage. config.stages is empty"),
     (
       ["show_test_pair", "--stage", "lnog", '--config.stages={"name": "short", "fraction": 0.5}, {"name": "long"}'],
-      "--stage lnog: no such stage; there are short, long; did you mean long?",
+      "--stage lnog: no such stage. Give one of: short, long; did you mean long?",
     ),
-    (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing is left to show"),
+    (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing to show"),
   ],
 )
 def test_what_is_refused(printed, arguments, message):

@@ -423,7 +423,7 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
   for step in (4, 5):
     capsys.readouterr()
     assert command.main(["replay", str(whole), "--step", str(step)]) == 0
-    assert "bit for bit as it was recorded" in capsys.readouterr().out
+    assert "bit-identical to the recorded loss" in capsys.readouterr().out
   # Checkpoints are saved with the config of their stage.
   assert command.main(["checkpoint", "diff", *(str(whole / "checkpoints" / step) for step in "47")]) == 0
   assert "data.inputs_length" in capsys.readouterr().out
@@ -431,13 +431,14 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
   moved = SAID.replace('"steps": 4', '"steps": 3')
   assert command.main(arguments(text, whole, moved)) == 2
   assert (
-    "step 7 is of stage long, steps 4 to 7, and was of stage long, which began at step 5" in capsys.readouterr().err
+    "step 7 belongs to stage long, steps 4 to 7, but was saved in stage long, which began at step 5"
+    in capsys.readouterr().err
   )
   assert command.main(arguments(text, whole, SAID, "--config.train.steps=8")) == 0
   # The error for a run that started without stages gives the argument to resume it.
   assert command.main(arguments(text, parts, "--config.train.steps=1")) == 0
   assert command.main(arguments(text, parts, SAID)) == 2
-  assert "the run began without stages: --config.stages='()' goes on as it did" in capsys.readouterr().err
+  assert "the run was saved without stages: resume it by --config.stages='()'" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""The whole command: checkpoints that were converted are the same, work, and are there whole or not at all."""
+"""`t2t convert`: exact round trips, usable results, atomic output, and errors."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ LETTERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrst"
 
 @pytest.fixture
 def convert(capsys):
-  """Runs the command; gives its exit code and what it printed."""
+  """Runs the command; returns its exit code and output."""
 
   def convert(*arguments) -> tuple[int, str]:
     capsys.readouterr()
@@ -70,7 +70,7 @@ def letters(tmp_path) -> pathlib.Path:
 
 
 def params_of(path: pathlib.Path) -> list[np.ndarray]:
-  """The parameters as `t2t eval`, `t2t infer` and fine-tuning read them."""
+  """Returns the parameters as `t2t eval`, `t2t infer` and fine-tuning read them."""
   return jax.tree.leaves(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"data": 8})).params)
 
 
@@ -78,12 +78,12 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Round trips -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_there_and_back(exported, convert, tmp_path):
-  """Bit for bit, both ways, whichever files the tensors are in; --from and --to say what is found anyway."""
+  """Bit-identical in both directions, for any number of files; --from and --to equal the detected kinds."""
   assert len(list(exported.glob("*.safetensors"))) > 2
   code, said = convert("--from", "hf", exported, "--to", "t2t", tmp_path / "t2t")
   assert code == 0
@@ -99,7 +99,7 @@ def test_there_and_back(exported, convert, tmp_path):
 
 @pytest.mark.exhaustive
 def test_what_was_converted_is_a_workdir(exported, convert, tmp_path, capsys):
-  """`t2t infer` writes from it what it writes from the original."""
+  """`t2t infer` gives the same predictions as with the original."""
   assert convert(exported, tmp_path / "t2t")[0] == 0
   (tmp_path / "in.txt").write_text("the quick brown fox\njugs\n")
   for name, source in (("before", trained.workdir("encoder_decoder")), ("after", tmp_path / "t2t")):
@@ -113,7 +113,7 @@ def test_what_was_converted_is_a_workdir(exported, convert, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_dtype_of_an_export(exported, convert, tmp_path):
-  """bfloat16 halves the files; from one Hugging Face folder to another needs no stop at t2t."""
+  """bfloat16 halves the files; conversion between Hugging Face folders needs no t2t checkpoint."""
   assert convert("--from=hf", exported, "--to=hf", tmp_path / "half", "--dtype=bfloat16")[0] == 0
   tensors = [open_foreign(str(path)).tensors for path in (exported, tmp_path / "half")]
   for path, whole in tensors[0].items():
@@ -128,7 +128,7 @@ def test_the_dtype_of_an_export(exported, convert, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stored", ["joined", "scanned"])
 def test_from_t5x(stored, convert, tmp_path):
-  """A folder of arrays, scanned or not; the parameters are those that its arrays say."""
+  """A folder of arrays, scanned or not, gives the parameters of its arrays."""
   folder = t5x_files.write(tmp_path / "checkpoint_7", t5x_files.STORED[stored](t5x_files.parameters()))
   code, said = convert("--from", "t5x", folder, "--to", "t2t", tmp_path / "t2t")
   assert code == 0
@@ -152,7 +152,7 @@ def test_the_older_single_file_of_t5x(convert, tmp_path):
 
 
 def test_a_checkpoint_without_a_vocabulary(t5x_folder, convert, tmp_path):
-  """It is said which key gives one later, and what is typed next has it."""
+  """The report contains the key for a later vocabulary, and the next command has it."""
   code, said = convert(t5x_folder, tmp_path / "t2t")
   assert code == 0
   assert "has no vocabulary" in said and "37 rows" in said
@@ -161,7 +161,7 @@ def test_a_checkpoint_without_a_vocabulary(t5x_folder, convert, tmp_path):
 
 
 def test_the_vocabulary_of_a_checkpoint_that_has_none(t5x_folder, letters, convert, tmp_path):
-  """It is checked against the embedding and lies beside the checkpoint from then on."""
+  """It is checked against the embedding, and copied beside the checkpoint."""
   code, said = convert(t5x_folder, tmp_path / "t2t", "--vocabulary", letters, "--extra_ids=4")
   assert code == 0
   said = " ".join(said.split())
@@ -189,7 +189,7 @@ def pieces(tmp_path) -> pathlib.Path:
 
 @pytest.mark.parametrize("kind", ["bytes", "SentencePiece", "WordPiece", "BPE"])
 def test_the_copy_of_a_vocabulary(kind, pieces, letters, tmp_path):
-  """The folder that training writes, byte for byte, though written without TensorFlow."""
+  """The files equal those of training, byte by byte, but are written without TensorFlow."""
   from t2t.data import vocabularies
   from t2t.data.vocabularies import subwords
 
@@ -205,13 +205,13 @@ def test_the_copy_of_a_vocabulary(kind, pieces, letters, tmp_path):
 
 
 def _with_rows(rows: int) -> Foreign:
-  """A checkpoint whose embedding has so many."""
+  """Returns a checkpoint with an embedding of this many rows."""
   return foreign.in_memory(toy.config(vocab_size=rows), {})
 
 
 @pytest.mark.parametrize(("more_rows", "extra_ids"), [(100, 100), (99, 0)])
 def test_sentinels_of_t5(more_rows, extra_ids, pieces):
-  """Behind a SentencePiece model without any there are 100, if the embedding has rows for them."""
+  """A SentencePiece model without sentinels gets 100, if the embedding has rows for them."""
   size = sentencepiece.SentencePieceProcessor(model_file=str(pieces)).get_piece_size()
   assert vocab_override.give(_with_rows(size + more_rows), str(pieces)).extra_ids == extra_ids
 
@@ -223,15 +223,15 @@ def test_sentinels_of_t5(more_rows, extra_ids, pieces):
     (["--vocabulary={letters}", "--extra_ids=13"], "38 ids (13 sentinels included), but the embedding of"),
     (["--vocabulary={letters}", "--extra_ids=13"], "or --extra_ids 12 or less"),
     (["--vocabulary={folder}/gone.model"], "--vocabulary {folder}/gone.model: no such file"),
-    (["--vocabulary={folder}/odd.model"], "odd.model is not what its name says"),
+    (["--vocabulary={folder}/odd.model"], "odd.model is not a valid file of its type"),
     (["--vocabulary={folder}/vocab.json"], "merges.txt is missing beside it"),
     (["--vocabulary={folder}/sentinels.txt", "--extra_ids=2"], "has sentinels among its own ids already"),
-    (["--vocabulary={folder}/t5x"], "no vocabulary there; give "),
-    (["--extra_ids=3"], "--extra_ids 3: only with --vocabulary"),
+    (["--vocabulary={folder}/t5x"], "is not a vocabulary; give "),
+    (["--extra_ids=3"], "--extra_ids 3: needs --vocabulary"),
   ],
 )
 def test_vocabularies_that_do_not_fit(options, words, t5x_folder, letters, convert, tmp_path):
-  """Refused before anything is written."""
+  """The error comes before anything is written."""
   (tmp_path / "odd.model").write_text("not a model")
   (tmp_path / "vocab.json").write_text("{}")
   (tmp_path / "sentinels.txt").write_text("a\n<extra_id_0>\n")
@@ -243,12 +243,12 @@ def test_vocabularies_that_do_not_fit(options, words, t5x_folder, letters, conve
 
 
 def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
-  """Refused by the command as by the function below it."""
+  """The command and the function give the same error."""
   with pytest.raises(SystemExit) as stopped:
     convert(tmp_path, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
   assert stopped.value.code == 2
   assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
-  with pytest.raises(UserError, match="--extra_ids -1: must be at least 0"):
+  with pytest.raises(UserError, match="--extra_ids -1: is negative. Give 0 or more"):
     vocab_override.give(_with_rows(40), str(letters), extra_ids=-1)
 
 
@@ -257,7 +257,7 @@ def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_parameters_that_were_not_trained(tmp_path):
-  """They lie apart in a checkpoint, and are read with the others; what is there of the optimizer is passed over."""
+  """A checkpoint stores them separately; they are read with the others, without optimizer state."""
   config = toy.config()
   params = toy.split(toy.model(config))[1]
   trained_params, frozen = split_frozen(params, ("^encoder",))
@@ -271,18 +271,18 @@ def test_parameters_that_were_not_trained(tmp_path):
     np.testing.assert_array_equal(found[path], x, err_msg=path)
 
 
-# ---- Whole or not at all ---------------------------------------------------------------------------------------------
+# ---- Atomic output ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["t2t", "hf"])
 def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
-  """What was written before it came to the broken array is not kept, and the command ends: no thread goes on."""
+  """The output before the broken array is removed, and no thread remains."""
   chunk = t5x_folder / "target.decoder.layers_1.mlp.wo.kernel" / "1.0"
   chunk.write_bytes(chunk.read_bytes()[:20])
   before = set(threading.enumerate())
   code, said = convert(t5x_folder, tmp_path / "out", "--to", target)
   assert code == 2
-  assert str(chunk.parent) in said and "copy the checkpoint again" in said
+  assert str(chunk.parent) in said and "Copy the checkpoint again" in said
   assert sorted(path.name for path in tmp_path.iterdir()) == ["t5x"]
   assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
 
@@ -293,37 +293,37 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    ([], "the checkpoint and the folder to write are missing"),
-    (["{hf}"], "the folder to write is missing"),
-    (["{hf}", "{out}", "{out}"], "{out}: one checkpoint and one folder to write are given already"),
-    (["--from=torch", "{hf}", "{out}"], "--from torch: known are hf, peft, t5x, t2t"),
+    ([], "the checkpoint and the output folder are missing"),
+    (["{hf}"], "the output folder is missing"),
+    (["{hf}", "{out}", "{out}"], "{out}: too many paths. Give one checkpoint and one output folder"),
+    (["--from=torch", "{hf}", "{out}"], "--from torch: unknown kind. Give one of: hf, peft, t5x, t2t"),
     (["--from=t5", "{hf}", "{out}"], "did you mean t5x?"),
-    (["--from", "{hf}", "--to", "{out}"], "known are hf, peft, t5x, t2t; the path comes after it"),
-    (["--to=flax", "{hf}", "{out}"], "--to flax: known are"),
-    (["--to=t5x", "{hf}", "{out}"], "reads T5X's checkpoints and writes none"),
-    (["--from=t5x", "{hf}", "{out}"], "--from t5x {hf}: is a Hugging Face folder; give --from hf, or leave it out"),
-    (["--from=t5x", "{empty}", "{out}"], "{empty}: no T5X checkpoint there; looked for"),
-    (["--from=hf", "{empty}", "{out}"], "{empty}: no config.json there"),
-    (["--from=t2t", "{empty}", "{out}"], "{empty}: no checkpoint there; looked for"),
-    (["{empty}", "{out}"], "{empty}: no checkpoint there.  Looked for\n  hf: config.json with a model_type"),
+    (["--from", "{hf}", "--to", "{out}"], "unknown kind. Give one of: hf, peft, t5x, t2t. A path follows the kind"),
+    (["--to=flax", "{hf}", "{out}"], "--to flax: unknown kind. Give one of:"),
+    (["--to=t5x", "{hf}", "{out}"], "t2t cannot write T5X checkpoints"),
+    (["--from=t5x", "{hf}", "{out}"], "--from t5x {hf}: is a Hugging Face folder. Give --from hf, or leave --from out"),
+    (["--from=t5x", "{empty}", "{out}"], "{empty}: no T5X checkpoint; looked for"),
+    (["--from=hf", "{empty}", "{out}"], "{empty}: contains no config.json"),
+    (["--from=t2t", "{empty}", "{out}"], "{empty}: no checkpoint; looked for"),
+    (["{empty}", "{out}"], "{empty}: no checkpoint. Looked for\n  hf: config.json with a model_type"),
     (["{empty}", "{out}"], "\n  t5x: msgpack in {empty} and "),
     (["{empty}", "{out}"], "\n  t2t: {empty}/state, {empty}/checkpoints/STEP"),
     (["{empty}/gone", "{out}"], "{empty}/gone: no such file or folder"),
     (["{tensorflow}", "{out}"], "{tensorflow}: is a TensorFlow checkpoint"),
     (["{hf}", "{tensorflow}"], "{tensorflow}: exists and is not an empty folder"),
     (["{hf}", "{tensorflow}/checkpoint"], "{tensorflow}/checkpoint: exists and is not an empty folder"),
-    (["{t2t}", "--to=t2t", "{out}"], "is a checkpoint of t2t already"),
-    (["{hf}", "{out}", "--dtype=bfloat16"], "--dtype bfloat16: only with --to hf"),
-    (["{hf}", "{out}", "--max_shard_size=1GB"], "--max_shard_size 1GB: only with --to hf"),
-    (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much: must be a number of bytes"),
-    (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1: must be a number of bytes"),
-    (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: known are float32"),
+    (["{t2t}", "--to=t2t", "{out}"], "is a t2t checkpoint already"),
+    (["{hf}", "{out}", "--dtype=bfloat16"], "--dtype bfloat16: applies only to --to hf"),
+    (["{hf}", "{out}", "--max_shard_size=1GB"], "--max_shard_size 1GB: applies only to --to hf"),
+    (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much: is not a number of bytes"),
+    (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1: is not a number of bytes"),
+    (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: unknown. Give one of: float32"),
     (["--gin=a.gin", "{hf}", "{out}"], "--gin_file a.gin: prints a config and converts no checkpoint"),
     (["--gin={empty}/a.gin"], "--gin_file {empty}/a.gin: no such file"),
   ],
 )
 def test_what_cannot_be_done(arguments, words, exported, convert, tmp_path):
-  """Exit code 2, a message that says what would be right, and nothing written."""
+  """Exit code 2, a message with the remedy, and no output."""
   names = {name: tmp_path / name for name in ("out", "empty", "tensorflow")}
   names |= {"hf": exported, "t2t": trained.workdir("encoder_decoder")}
   names["empty"].mkdir()
@@ -336,7 +336,7 @@ def test_what_cannot_be_done(arguments, words, exported, convert, tmp_path):
 
 
 def test_arrays_that_do_not_belong_together(convert, tmp_path):
-  """The first is named with what was expected and what was found."""
+  """The message contains the first name, with the expected and the found shape."""
   params = t5x_files.parameters()
   params["decoder/layers_2/mlp/wo/kernel"] = np.zeros((10, 14), np.float32)
   del params["encoder/layers_1/mlp/wo/kernel"]
@@ -348,7 +348,7 @@ def test_arrays_that_do_not_belong_together(convert, tmp_path):
 
 
 def test_a_folder_that_was_not_written_to_its_end(exported, convert, tmp_path):
-  """A file of the index is gone."""
+  """A file of the index is missing."""
   shutil.copytree(exported, tmp_path / "hf")
   file = sorted((tmp_path / "hf").glob("*.safetensors"))[1]
   file.unlink()
@@ -357,11 +357,11 @@ def test_a_folder_that_was_not_written_to_its_end(exported, convert, tmp_path):
   assert f"missing: {file.name}" in said
 
 
-# ---- Around it -------------------------------------------------------------------------------------------------------
+# ---- Help and imports ------------------------------------------------------------------------------------------------
 
 
 def test_gin(convert, tmp_path):
-  """The config on standard output, to be saved, and what it cannot say apart; test_convert_gin.py has the rest."""
+  """The config goes to standard output, the rest to stderr; see test_convert_gin.py."""
   path = tmp_path / "mine.gin"
   path.write_text("include 't5x/examples/t5/t5_1_1/base.gin'\nDROPOUT_RATE = 0.1\nAdafactor.beta1 = 0.9\n")
   code, said = convert("--gin", path)
@@ -385,10 +385,10 @@ assert not found, found
 
 @pytest.mark.exhaustive
 def test_tensorflow_stays_away(exported, tmp_path):
-  """--help is there at once, in 80 columns, and what comes to t2t is converted without loading what reads text."""
+  """--help is fast and 80 columns wide, and imports do not load TensorFlow."""
   arguments = [sys.executable, "-c", _WITHOUT_TENSORFLOW, str(tmp_path), str(exported)]
   done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
   assert done.returncode == 0, done.stderr
-  help_text = done.stdout.partition("\nfrom  ")[0]  # which begins what was converted, with paths of any length
+  help_text = done.stdout.partition("\nfrom  ")[0]  # the beginning of the report, which has paths of any length
   assert "t2t convert --from hf flan-t5-base --to t2t" in help_text
   assert max(len(line) for line in help_text.splitlines()) <= 80

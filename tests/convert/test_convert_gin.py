@@ -1,4 +1,4 @@
-"""A T5X gin file and the t2t config made of it say the same, and what only one of them can say is told."""
+"""T5X's gin files converted to t2t configs, and reports on bindings without a counterpart."""
 
 import pathlib
 import sys
@@ -23,21 +23,21 @@ def write(folder: pathlib.Path, name: str, text: str) -> str:
 
 
 def config_of(folder: pathlib.Path, text: str, *, name: str = "mine.gin"):
-  """The config that a gin file is made into, loaded as `t2t train` loads it, and the notes."""
+  """Returns the converted config, loaded as by `t2t train`, and the notes."""
   made = gin.to_config(gin.read(write(folder, name, text)))
   config = load_config(write(folder, "made.py", made.text))
-  assert made.config() == config  # which a run gets that is given the gin file
+  assert made.config() == config  # the config of a run with the gin file
   records(config)
   return config, "\n".join(map(str, made.findings))
 
 
 def notes_of(folder: pathlib.Path, text: str) -> dict[str, bool]:
-  """What is told of a gin file -> whether nothing is run because of it."""
+  """Returns report on a gin file -> whether it prevents a run."""
   found = gin.to_config(gin.read(write(folder, "mine.gin", text)))
   return {each.text: each.refused for each in found.findings}
 
 
-# ---- The grammar -----------------------------------------------------------------------------------------------------
+# ---- Grammar ---------------------------------------------------------------------------------------------------------
 
 GRAMMAR = """\
 # A comment.
@@ -63,7 +63,7 @@ MODEL_DIR = %gin.REQUIRED
 
 
 def test_grammar():
-  """Every form that T5X's files have."""
+  """All syntax of T5X's files."""
   statements = gin_parser.parse(GRAMMAR, "mine.gin")
   imports = [each.module for each in statements if isinstance(each, gin_parser.Import)]
   assert imports == ["__gin__.dynamic_registration", "__main__", "t5x.utils"]
@@ -89,7 +89,7 @@ def test_grammar():
 
 
 def test_values_are_shown_as_they_were_written():
-  """What is told of a binding is gin again."""
+  """Reported bindings are valid gin."""
   for binding in gin_parser.parse(GRAMMAR, "mine.gin"):
     if isinstance(binding, gin_parser.Binding):
       again = gin_parser.parse(str(binding), "again.gin")[0]
@@ -99,35 +99,35 @@ def test_values_are_shown_as_they_were_written():
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    ("A = ", "mine.gin:1: not gin: expected a value, found 'the end of the line'"),
-    ("A = 1\nb:\nC = 1", "mine.gin:3: not gin: expected indented parameters of b"),
-    ("A = [1, 2\n", "mine.gin:1: not gin: '[' is not closed"),
-    ("A = 1\nB = {'a': (1, 2)\nC = 3\n", "mine.gin:2: not gin: '{' is not closed"),
-    ("A = 1\nB = )\n", "mine.gin:2: not gin: ')' closes nothing"),
-    ("A = [1)\n", "mine.gin:1: not gin: ')' closes '['"),
+    ("A = ", "mine.gin:1: is not gin: expected a value, found 'the end of the line'"),
+    ("A = 1\nb:\nC = 1", "mine.gin:3: is not gin: expected indented parameters of b"),
+    ("A = [1, 2\n", "mine.gin:1: is not gin: '[' is not closed"),
+    ("A = 1\nB = {'a': (1, 2)\nC = 3\n", "mine.gin:2: is not gin: '{' is not closed"),
+    ("A = 1\nB = )\n", "mine.gin:2: is not gin: ')' has no opening bracket"),
+    ("A = [1)\n", "mine.gin:1: is not gin: ')' does not match '[' of line 1"),
     ("A = (1 2)", "expected ','"),
     ("A = {[1]: 2}", "a key that is a word or a number"),
     ("A = @x(1)", "expected ')'"),
-    ("A = f'{1}'", "mine.gin:1: not gin"),
+    ("A = f'{1}'", "mine.gin:1: is not gin"),
     ("A = b'x'", "expected a string"),
     ("A = rb'x'", "expected a string"),
-    ("A = 1\nB = -@x", "mine.gin:2: not gin: expected a number, found '@'"),
+    ("A = 1\nB = -@x", "mine.gin:2: is not gin: expected a number, found '@'"),
     ("A = {@x: 2}", "a key that is a word or a number"),
-    ("A = {\n  'b': 1,\n  [2]: 3}", "mine.gin:3: not gin: expected a key that is a word or a number"),
-    ("b:\n  c = 1\n    d = 2", "mine.gin:3: not gin: expected a line that is not indented, found 'd'"),
-    ("A = 1\nB = " + "[" * 5_000 + "]" * 5_000, "mine.gin:2: not gin: '[' is inside of 100 others"),
+    ("A = {\n  'b': 1,\n  [2]: 3}", "mine.gin:3: is not gin: expected a key that is a word or a number"),
+    ("b:\n  c = 1\n    d = 2", "mine.gin:3: is not gin: expected a line that is not indented, found 'd'"),
+    ("A = 1\nB = " + "[" * 5_000 + "]" * 5_000, "mine.gin:2: is not gin: '[' is nested more than 100 deep"),
     ("from a import b.c", "expected the end of the line, found '.'"),
-    ("A = 'b'\na.b/c.d = 1", "mine.gin:2: not gin: Malformatted scope"),
+    ("A = 'b'\na.b/c.d = 1", "mine.gin:2: is not gin: Malformatted scope"),
     ("A = __import__('os').getcwd()", "expected a value, found '__import__'"),
     ("A = 1 + 1", "expected the end of the line, found '+'"),
     ("A = -x", "expected a number"),
     ("  A = 1\n B = 2", "not gin"),
-    ("include 3", "expected the name of a file"),
+    ("include 3", "expected a file name after include"),
     ("def f(): pass", "not gin"),
   ],
 )
 def test_what_is_not_gin(text, words, tmp_path):
-  """The line is named, and nothing is executed."""
+  """The message contains the line, and nothing is executed."""
   path = write(tmp_path, "mine.gin", text)
   with pytest.raises(UserError) as error:
     gin.read(path)
@@ -136,7 +136,7 @@ def test_what_is_not_gin(text, words, tmp_path):
 
 
 def test_nothing_is_executed(tmp_path, monkeypatch):
-  """A module that a file imports is named, and neither imported nor asked for a function."""
+  """An imported module is reported, but neither imported nor called."""
   write(tmp_path, "registers_a_task.py", "raise AssertionError")
   monkeypatch.syspath_prepend(tmp_path)
   text = "import registers_a_task\nfrom registers_a_task import sub\nA = @registers_a_task.f()\nsub.g.x = %B\n"
@@ -155,7 +155,7 @@ TASK = 'TASK_FEATURE_LENGTHS = {"inputs": 500, "targets": 100}\nTRAIN_STEPS = 70
 
 
 def test_pretraining(tmp_path):
-  """As T5X's own example pre-trains on C4."""
+  """T5X's example of pre-training on C4."""
   config, notes = config_of(
     tmp_path,
     f"import __main__ as train_script\nimport t5.data.mixtures\n{PRETRAIN}{TASK}"
@@ -166,14 +166,16 @@ def test_pretraining(tmp_path):
   assert (config.data.mixture, config.data.task_modules) == ("c4_span_corruption", ("t2t.tasks.c4",))
   assert (config.data.inputs_length, config.data.targets_length, config.data.pack) == (500, 100, True)
   assert config.data.vocabulary == "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
-  assert config.data.extra_ids == 0  # the file has its sentinels
+  assert config.data.extra_ids == 0  # the file includes the sentinels
   assert (config.train.steps, config.train.batch_size, config.train.z_loss) == (70_000, 128, 1e-4)
   assert (config.eval.every, config.eval.batches, config.checkpoint.save_interval_steps) == (2_000, 20, 1_000)
   assert config.optimizer.name == "adafactor"
-  # T5X's run takes no BATCH_SIZE, whatever its example says.
+  # T5X's run does not read BATCH_SIZE, although its example sets it.
   first, second = notes.split("\n")
-  assert first == f"{tmp_path}/mine.gin:9: BATCH_SIZE = 256: nothing that was read refers to it"
-  assert second.startswith("t5x/configs/runs/pretrain.gin (as T5X has it): SaveCheckpointConfig.keep = None: no")
+  assert first == f"{tmp_path}/mine.gin:9: BATCH_SIZE = 256: unused in this run"
+  assert second.startswith(
+    "t5x/configs/runs/pretrain.gin (T5X's copy): SaveCheckpointConfig.keep = None: T5X deletes no"
+  )
 
 
 @pytest.mark.parametrize("step", [0, 10_000, 50_000])
@@ -207,7 +209,7 @@ def test_schedules(factors, schedule, learning_rate, warmup_steps, tmp_path):
 
 
 def test_fine_tuning(tmp_path):
-  """T5X's steps go on from the checkpoint's, t2t's start at 0."""
+  """T5X counts steps from the checkpoint's, t2t from 0."""
   text = (
     f"{FINETUNE}{TASK.replace('70_000', '1_020_000')}"
     'MIXTURE_OR_TASK_NAME = "wmt_t2t_ende_v003"\nUSE_CACHED_TASKS = True\nDROPOUT_RATE = 0.1\n'
@@ -228,7 +230,7 @@ def test_fine_tuning(tmp_path):
     line = next(number for number, each in enumerate(lines, 1) if words in each)
     assert f"mine.gin:{line}: " in notes, words
   assert "mine.gin:8: RestoreCheckpointConfig.path = " in notes and "Adafactor.step_offset = 1000000" in notes
-  assert len(notes.split("\n")) == 7  # and that not all checkpoints are kept
+  assert len(notes.split("\n")) == 7  # including the deletion of checkpoints
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_models_that_come_with_t5x(path, fields, tmp_path):
 
 
 def test_a_model_of_ones_own(tmp_path):
-  """Nothing included; what is not bound is as T5X has it by default."""
+  """Without includes, unbound parameters have T5X's defaults."""
   config, notes = config_of(
     tmp_path,
     "from t5x.examples.t5 import network\n"
@@ -266,27 +268,27 @@ def test_a_model_of_ones_own(tmp_path):
   assert (model.vocab_size, model.embed_dim, model.mlp_activation, model.tied_logits) == (1000, 96, "gated_silu", True)
   assert (model.num_heads, model.head_dim, model.mlp_dim, model.num_encoder_layers) == (8, 64, 2_048, 6)
   assert (model.dropout_rate, model.dtype) == (0.1, "float32")
-  assert "mine.gin:7: network.T5Config.float32_attention_logits = True: the type of the softmax" in notes
+  assert "mine.gin:7: network.T5Config.float32_attention_logits = True: dtype of the softmax" in notes
   assert "mine.gin:8: network.T5Config.scan_layers = False" in notes
 
 
 def test_files_that_lie_beside_it_come_before_those_known(tmp_path):
-  """Found from the folders above, as T5X finds them; what stands further down counts, an include's place too."""
+  """Files in parent folders come first, as in T5X; later bindings win, also over an include."""
   write(tmp_path, "t5x/examples/t5/t5_1_1/base.gin", "T5Config.emb_dim = 24\nT5Config.mlp_dim = 48\nMIDDLE = 3\n")
   text = "T5Config.emb_dim = 12\ninclude 't5x/examples/t5/t5_1_1/base.gin'\nT5Config.mlp_dim = 60\n"
   config, notes = config_of(tmp_path, text, name="t5x/mine/runs/mine.gin")
   assert (config.model.embed_dim, config.model.mlp_dim) == (24, 60)
-  assert f"{tmp_path}/t5x/examples/t5/t5_1_1/base.gin:3: MIDDLE = 3: nothing" in notes
+  assert f"{tmp_path}/t5x/examples/t5/t5_1_1/base.gin:3: MIDDLE = 3: unused" in notes
 
 
 def test_what_is_included_takes_the_place_of_what_stands_above(tmp_path):
-  """Whoever wants another size says so below the include."""
+  """Bindings after an include override it."""
   config, _ = config_of(tmp_path, f"T5Config.emb_dim = 12\n{MODEL}T5Config.mlp_dim = 60\n")
   assert (config.model.embed_dim, config.model.mlp_dim) == (768, 60)
 
 
 def test_scopes(tmp_path):
-  """A parameter without a scope is that of all scopes that have none of their own."""
+  """A parameter without a scope applies to all scopes without their own binding."""
   config, _ = config_of(
     tmp_path, "DatasetConfig.batch_size = 3\ntrain/DatasetConfig.batch_size = 5\nDatasetConfig.split = 'some'\n"
   )
@@ -314,57 +316,70 @@ def test_the_mesh(tmp_path):
   assert config.mesh.tensor == 4
 
 
-# ---- What cannot be said ---------------------------------------------------------------------------------------------
+# ---- No counterpart --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    (PRETRAIN, "TRAIN_STEPS must be given"),
-    (FINETUNE, "INITIAL_CHECKPOINT_PATH must be given"),
-    ("include 't5x/configs/runs/pretrain.gin'\n", "MODEL must be given"),
-    ("A = 1\n", "says no model"),
+    (PRETRAIN, "TRAIN_STEPS is required by T5X"),
+    (FINETUNE, "INITIAL_CHECKPOINT_PATH is required by T5X"),
+    ("include 't5x/configs/runs/pretrain.gin'\n", "MODEL is required by T5X"),
+    ("A = 1\n", "contains no model"),
     (f"{PRETRAIN}include 'gone/away.gin'\n", "mine.gin:3: include 'gone/away.gin': no such file in "),
-    (f"{MODEL}Adafactor.beta1 = 0.9\n", "mine.gin:2: Adafactor.beta1 = 0.9: momentum; t2t's Adafactor has none"),
-    (f"{MODEL}T5Config.emd_dim = 3\n", "and knows no parameter emd_dim of T5Config; nearest: emb_dim"),
-    (f"{PRETRAIN}utils.DatasetConfigs.seed = 3\n", "and knows no function DatasetConfigs; nearest: DatasetConfig"),
+    (f"{MODEL}Adafactor.beta1 = 0.9\n", "mine.gin:2: Adafactor.beta1 = 0.9: momentum, which t2t's Adafactor lacks"),
+    (
+      f"{MODEL}T5Config.emd_dim = 3\n",
+      "unknown parameter emd_dim of T5Config; t2t has no counterpart; nearest: emb_dim",
+    ),
+    (
+      f"{PRETRAIN}utils.DatasetConfigs.seed = 3\n",
+      "unknown function DatasetConfigs; t2t has no counterpart; nearest: DatasetConfig",
+    ),
     (f"{PRETRAIN}trian/DatasetConfig.seed = 3\n", "nothing refers to trian/DatasetConfig; nearest: train"),
     (
       f"{PRETRAIN}DatasetConfig.batch_size = 3\n",
-      "each scope has its own, train/DatasetConfig.batch_size, train_eval/",
+      "each scope has its own binding, train/DatasetConfig.batch_size, train_eval/",
     ),
     (f"{PRETRAIN}from t5x import utlis\n", "mine.gin:3: import t5x.utlis: T5X has no module utlis; nearest: utils"),
     (
       f"{PRETRAIN}import my\ntrain.trainer_cls = @my.Trainer\n",
-      "mine.gin:4: train.trainer_cls = @my.Trainer: t2t knows no @my.Tr",
+      "mine.gin:4: train.trainer_cls = @my.Trainer: t2t does not support @my.Tr",
     ),
-    (f"{MODEL}EncoderDecoderModel.loss_normalizing_factor = 'AVERAGE_PER_SEQUENCE'\n", "long sequences count for more"),
+    (
+      f"{MODEL}EncoderDecoderModel.loss_normalizing_factor = 'AVERAGE_PER_SEQUENCE'\n",
+      "long sequences have more weight",
+    ),
     (f"{MODEL}include 't5x/examples/t5/t5_1_1/adamw_opt.gin'\n", "T5X clips the gradient of their sum: set it to"),
     (f"{MODEL}Adafactor.weight_decay_rate = 0.1\n", "set weight_decay_rate_lr_exponent = 1.0"),
     (
       f"{PRETRAIN}train.actions = {{'TRAIN_EVAL': [@trainer.EarlyStoppingAction()]}}\n",
-      "t2t knows no @trainer.EarlySt",
+      "t2t does not support @trainer.EarlySt",
     ),
     (
       f"{PRETRAIN}EncoderDecoderModel.decode_fn = @decoding.temperature_sample\ntemperature_sample.topk = 5\n",
-      "alone draws",
+      "only `t2t infer` samples",
     ),
-    (f"{PRETRAIN}RestoreCheckpointConfig.path = ['a', 'b']\n", "there is one checkpoint, a path"),
+    (f"{PRETRAIN}RestoreCheckpointConfig.path = ['a', 'b']\n", "t2t supports one checkpoint, a path"),
     (
       f"{PRETRAIN}TRAIN_STEPS = '3'\n",
-      "mine.gin:3: train.total_steps = '3': must be a number above the checkpoint's 0",
+      "mine.gin:3: train.total_steps = '3': is not a number above the checkpoint's 0",
     ),
     (
       f"{PRETRAIN}RestoreCheckpointConfig.path = 'gs://x/checkpoint_500'\n",
       "factors = 'constant * rsqrt_decay': T5X's schedule begins at step 500, t2t's at 0: set create_learning_ra",
     ),
     (f"{MODEL}OPTIMIZER = @t5x.lion.Lion()\n", "mine.gin:2: EncoderDecoderModel.optimizer_def = @t5x.lion.Lion()"),
-    (f"{MODEL}T5Config.mlp_activations = ('tanh',)\n", "mine.gin:2: T5Config.mlp_activations = ('tanh',): t2t has"),
-    (f"{MODEL}T5Config.emb_dim = 1.5\n", "mine.gin:2: T5Config.emb_dim = 1.5: config.model.embed_dim is of type int"),
+    (
+      f"{MODEL}T5Config.mlp_activations = ('tanh',)\n",
+      "mine.gin:2: T5Config.mlp_activations = ('tanh',): t2t supports",
+    ),
+    (f"{MODEL}T5Config.emb_dim = 1.5\n", "mine.gin:2: T5Config.emb_dim = 1.5: config.model.embed_dim has type int"),
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\n",
-      "mine.gin:3: train/DatasetConfig.mixture_or_task_name = 'mine': t2t registers none of this name; import the"
-      " module that does in the gin file, or give --config.data.task_modules=MODULE. Of T5X's it has c4_v220_",
+      "mine.gin:3: train/DatasetConfig.mixture_or_task_name = 'mine': t2t registers no such mixture; import the"
+      " module that registers it in the gin file, or give --config.data.task_modules=MODULE. Of T5X's mixtures it"
+      " has c4_v220_",
     ),
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\nimport gone_away.tasks\n",
@@ -372,22 +387,23 @@ def test_the_mesh(tmp_path):
     ),
     (
       f"{PRETRAIN}create_learning_rate_scheduler.factors = 'constant * cosine_decay'\n",
-      "mine.gin:3: create_learning_rate_scheduler.factors = 'constant * cosine_decay': t2t has constant * rsqrt_decay",
+      "mine.gin:3: create_learning_rate_scheduler.factors = 'constant * cosine_decay': t2t supports"
+      " constant * rsqrt_decay",
     ),
     (
       "include 't5x/configs/runs/pretrain.gin'\nMODEL = @models.DecoderOnlyModel()\n",
-      "mine.gin:2: train.model = @models.DecoderOnlyModel(): only encoder-decoders are known",
+      "mine.gin:2: train.model = @models.DecoderOnlyModel(): only encoder-decoders are supported",
     ),
     (
       f"{PRETRAIN}TASK_FEATURE_LENGTHS = {{'inputs': 9, 'decoder_positions': 7}}\n",
       "mine.gin:3: train/DatasetConfig.task_feature_lengths = {{'decoder_positions': 7}}",
     ),
-    (f"{MODEL}Z_LOSS = %gin.REQUIRED\n", "Z_LOSS must be given"),
-    (f"{MODEL}Z_LOSS = %NOWHERE\n", "NOWHERE must be given"),
+    (f"{MODEL}Z_LOSS = %gin.REQUIRED\n", "Z_LOSS is required by T5X"),
+    (f"{MODEL}Z_LOSS = %NOWHERE\n", "NOWHERE is required by T5X"),
   ],
 )
 def test_what_would_change_the_result_is_refused(text, words, tmp_path):
-  """With its line, and what would do; the rest is in the config all the same."""
+  """The message contains the line and an alternative; the config has the other settings."""
   config_of(tmp_path, text)
   notes = notes_of(tmp_path, text)
   assert [refused for note, refused in notes.items() if words.format() in note] == [True], "\n".join(notes)
@@ -402,22 +418,25 @@ def test_what_would_change_the_result_is_refused(text, words, tmp_path):
     ),
     (
       "infer_eval/DatasetConfig.split = 'test'\n",
-      "mine.gin:3: infer_eval/DatasetConfig.split = 'test': nothing that runs",
+      "mine.gin:3: infer_eval/DatasetConfig.split = 'test': unused in this run",
     ),
     ("USE_CACHED_TASKS = True\n", "mine.gin:3: USE_CACHED_TASKS = True: tasks from T5X's cache"),
     ("train/DatasetConfig.shuffle = False\n", "mine.gin:3: train/utils.DatasetConfig.shuffle = False: t2t always shuf"),
-    ("LOSS_NORMALIZING_FACTOR = 233472\n", "mine.gin:3: EncoderDecoderModel.loss_normalizing_factor = 233472: what"),
-    ("OPTIMIZE = 3\n", "mine.gin:3: OPTIMIZE = 3: nothing that was read refers to it; nearest: OPTIMIZER"),
-    ("optax.adamw.weight_decay = 0.1\n", "mine.gin:3: optax.adamw.weight_decay = 0.1: nothing that runs refers to it"),
+    ("LOSS_NORMALIZING_FACTOR = 233472\n", "mine.gin:3: EncoderDecoderModel.loss_normalizing_factor = 233472: divisor"),
+    ("OPTIMIZE = 3\n", "mine.gin:3: OPTIMIZE = 3: unused in this run; nearest: OPTIMIZER"),
+    ("optax.adamw.weight_decay = 0.1\n", "mine.gin:3: optax.adamw.weight_decay = 0.1: unused in this run"),
     (
       "train.actions = {'TRAIN': [@trainer.TerminateOnNanAction()]}\n",
-      "what is done at a NaN; t2t stops there by itself",
+      "actions at a NaN; t2t has config.nan_policy.on_nonfinite",
     ),
-    ("MIXTURE_OR_TASK_NAME = 'squad_v010_allanswers'\nimport mine\n", "mine.gin:4: import mine: not needed, for t2t"),
+    (
+      "MIXTURE_OR_TASK_NAME = 'squad_v010_allanswers'\nimport mine\n",
+      "mine.gin:4: import mine: not needed, because t2t",
+    ),
   ],
 )
 def test_what_changes_nothing_is_told(text, words, tmp_path):
-  """With its line, what it means to T5X, and why it is left out."""
+  """The message contains the line, the meaning in T5X, and the reason."""
   notes = notes_of(tmp_path, PRETRAIN + text.replace("train/DatasetConfig", "train/utils.DatasetConfig"))
   assert [refused for note, refused in notes.items() if words in note] == [False], "\n".join(notes)
 
@@ -426,7 +445,7 @@ def test_what_changes_nothing_is_told(text, words, tmp_path):
   ("text", "words"),
   [
     ("include 'mine.gin'\n", "mine.gin includes "),
-    (f"{MODEL}Z_LOSS = %A\nA = %B\nB = %A\n", "stands for itself: Z_LOSS -> A -> B -> A"),
+    (f"{MODEL}Z_LOSS = %A\nA = %B\nB = %A\n", "refers to itself: Z_LOSS -> A -> B -> A"),
   ],
 )
 def test_circles(text, words, tmp_path):
@@ -445,7 +464,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize("name", list(gin_names.MIXTURES))
 def test_mixtures_that_t2t_has_under_another_name(name):
-  """They are registered by the module that the config names."""
+  """The config's module registers them."""
   from t2t.data import task_resolution
 
   ours, module = gin_names.MIXTURES[name]
@@ -458,4 +477,4 @@ def test_main_prints_a_config_to_save_and_the_rest_apart(tmp_path, capsys):
   out, err = capsys.readouterr()
   config = load_config(write(tmp_path, "made.py", out))
   assert config.model.embed_dim == 768
-  assert "what is to be settled before it runs" in err and "mine.gin:2: Adafactor.beta1" in err
+  assert "settle before the run" in err and "mine.gin:2: Adafactor.beta1" in err

@@ -1,4 +1,4 @@
-"""Heads of Hugging Face's classes for tasks: which class is written, what is refused, and what may be done with one."""
+"""Heads of Hugging Face's task classes: class selection, errors, and use of imported heads."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.training import recipe
 
-# As transformers has it, and without what learned positions have not.
+# BERT of transformers with the settings of learned positions.
 BERT = dataclasses.replace(
   toy.KINDS["bert"],
   head_dim=4,
@@ -38,19 +38,19 @@ def with_heads(*heads, of=BERT, tokens=True):
 
 
 def save(config, folder, **options):
-  """What is told, and the config.json."""
+  """Writes a folder; returns the notes and config.json."""
   made = foreign.in_memory(config, foreign.random_params(config))
   notes = huggingface.save(made, epath.Path(folder), **options)
   return notes, json.loads((folder / "config.json").read_text())
 
 
 def edit(folder, **changes):
-  """Changes keys of a config.json; None takes one out."""
+  """Changes keys of a config.json; None removes one."""
   content = json.loads((folder / "config.json").read_text()) | changes
   (folder / "config.json").write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-# ---- Which class -----------------------------------------------------------------------------------------------------
+# ---- Class selection -------------------------------------------------------------------------------------------------
 
 WRITTEN = {
   "nothing but tokens": (with_heads(), "", "BertForMaskedLM", ""),
@@ -77,7 +77,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", list(WRITTEN))
 def test_the_heads_say_which_class_is_written(name, tmp_path):
-  """What it has no place for is told, and nothing of it is in the file; what it has comes back as it was."""
+  """Heads outside the class are reported and left out; the others are restored exactly."""
   config, chosen, expected, left = WRITTEN[name]
   notes, settings = save(config, tmp_path / "hf", head=chosen)
   assert settings["architectures"] == [expected] and f"written as a {expected}" in notes
@@ -92,14 +92,14 @@ def test_the_heads_say_which_class_is_written(name, tmp_path):
 
 
 def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
-  """In the words of config.json; a number is a regression."""
+  """Labels use config.json's format; a score is a regression."""
   head = dataclasses.replace(NLI, labels=("entailment", "neutral", "contradiction"), dropout_rate=0.25)
   _, settings = save(with_heads(head, tokens=False), tmp_path / "class")
   assert settings["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
   assert settings["label2id"] == {"entailment": 0, "neutral": 1, "contradiction": 2}
   assert (settings["problem_type"], settings["classifier_dropout"]) == ("single_label_classification", 0.25)
   assert huggingface.open_foreign(str(tmp_path / "class")).model.heads == (head,)
-  # What NSP's classes are follows from theirs.
+  # NSP's classes follow from the Hugging Face class.
   save(with_heads(dataclasses.replace(NSP, labels=())), tmp_path / "nsp")
   assert huggingface.open_foreign(str(tmp_path / "nsp")).model.heads == (NSP,)
   score = HeadConfig("stsb", 1, "score")
@@ -109,7 +109,7 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
   for span in (HeadConfig("squad", 2, "span"), HeadConfig("squad", 2, "span", no_answer=True)):
     save(with_heads(span, tokens=False), tmp_path / f"span_{span.no_answer}")
     assert huggingface.open_foreign(str(tmp_path / f"span_{span.no_answer}")).model.heads == (span,)
-  # As whoever wrote it without t2t left it: a head without a name, a number by their rule.
+  # As written by other libraries: no head name, and transformers' rule for numbers.
   edit(tmp_path / "score", problem_type=None, t2t_head=None, label2id=None)
   assert huggingface.open_foreign(str(tmp_path / "score")).model.heads == (HeadConfig("score", 1, "score"),)
 
@@ -122,7 +122,7 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
   ],
 )
 def test_what_is_trained_beside_masked_tokens_is_what_theirs_have(task, family, name):
-  """The objectives' heads by name, with the classes in the same order."""
+  """The objectives' heads by name, with classes in the same order."""
   config = with_heads(task.head)
   assert hf_heads.class_of(family, hf_heads.reduced(family, config))[0] == name
   assert family.tasks[name].labels == task.head.labels
@@ -153,11 +153,11 @@ CLASSES = {
 @pytest.mark.slow
 @pytest.mark.exhaustive_from(9)
 @pytest.mark.parametrize(
-  ("body", "kind"),  # of decoders they have none for choices
+  ("body", "kind"),  # decoders have no class for choices
   [(body, kind) for body in BODIES for kind in CLASSES if kind != "choice" or body not in ("GPT2", "Llama")],
 )
 def test_a_head_that_is_made_for_a_task_is_one_that_theirs_have(body, kind, tmp_path):
-  """And comes back as it was, dropout included, which logits do not depend on."""
+  """Restored exactly, including dropout, which does not affect logits."""
   config = TransformerConfig(**BODIES[body])
   reads = {} if kind in ("tag", "span") else {"reads": "last" if config.kind.is_decoder_only else "first"}
   number = {"score": 1, "choice": 1, "span": 2}.get(kind, 3)
@@ -173,43 +173,45 @@ REFUSED = {
   "classes in another order": (
     with_heads(dataclasses.replace(NSP, labels=("random", "next"))),
     "",
-    r"nsp has labels=\('random', 'next'\) \(theirs \('next', 'random'\)\)",
+    r"nsp has labels=\('random', 'next'\) \(transformers \('next', 'random'\)\)",
   ),
-  "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: their models have one; say which with --head"),
-  "no such head": (with_heads(NLI), "nil", "no head 'nil': there are nli; did you mean nli?"),
+  "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: transformers supports one. Select it with --head"),
+  "no such head": (with_heads(NLI), "nil", "no head 'nil', only nli; did you mean nli?"),
   "another reading": (
     with_heads(dataclasses.replace(NLI, reads="mean")),
     "",
-    r"nli has reads='mean' \(theirs 'first'\); --head vocabulary writes the rest; .*t2t vocab train --type wordpiece",
+    r"nli has reads='mean' \(transformers 'first'\); --head vocabulary writes the rest; .*t2t vocab train --type"
+    " wordpiece",
   ),
   "vectors by name": (
     with_heads(HeadConfig("text", 5, "vector")),
     "text",
-    "text: their vectors are those of the model without a head",
+    "text: vectors come from the model without a head",
   ),
   "a mix of layers": (
     with_heads(dataclasses.replace(NLI, layers="mix"), tokens=False),
     "",
-    r"nli has layers='mix' \(theirs 'last'\)$",
+    r"nli has layers='mix' \(transformers 'last'\)$",
   ),
-  "a bias": (with_heads(NLI, of=GPT2), "", r"nli has bias=True \(theirs False\)"),
+  "a bias": (with_heads(NLI, of=GPT2), "", r"nli has bias=True \(transformers False\)"),
   "a kind": (
     with_heads(HeadConfig("copa", 1, "choice"), of=GPT2),
     "",
-    "copa: t2t writes no class of theirs with a choice head",
+    "copa: t2t writes no transformers class with a choice head",
   ),
   "no tokens": (with_heads(NLI, tokens=False), "vocabulary", "there is no head over the vocabulary"),
   "a T5": (
     dataclasses.replace(toy.KINDS["t5_1_1"], heads=(NLI,)),
     "",
-    "t5: config.model.heads: nli: t2t writes no class of theirs with a class head; --head vocabulary writes the rest",
+    "t5: config.model.heads: nli: t2t writes no transformers class with a class head; --head vocabulary writes the "
+    "rest",
   ),
 }
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_what_transformers_cannot_express_is_refused(name, tmp_path):
-  """By its name, with what may be done; and of the family that the model is of alone."""
+  """The message contains the head's name and a remedy, and only the model's family."""
   config, chosen, reason = REFUSED[name]
   with pytest.raises(UserError, match=rf"(?m){reason}") as error:
     save(config, tmp_path / "hf", head=chosen)
@@ -221,12 +223,12 @@ def test_what_transformers_cannot_express_is_refused(name, tmp_path):
   ("changes", "reason"),
   [
     ({"problem_type": "multi_label_classification"}, "problem_type='multi_label_classification' with 3 labels"),
-    ({"problem_type": "regression"}, "problem_type='regression' with 3 labels: t2t's heads give one class of"),
+    ({"problem_type": "regression"}, "problem_type='regression' with 3 labels: t2t supports single-label classes"),
     ({"id2label": {"0": "yes"}, "problem_type": None}, r"classifier.weight: expected \[1, 16\], found \[3, 16\]"),
   ],
 )
 def test_a_head_that_t2t_has_not_is_refused(changes, reason, tmp_path):
-  """Several classes at once, several numbers, or other tensors than the config says."""
+  """Multi-label classes, several numbers, or inconsistent tensors."""
   save(with_heads(NLI, tokens=False), tmp_path / "hf")
   edit(tmp_path / "hf", **changes)
   with pytest.raises(UserError, match=reason):
@@ -234,18 +236,18 @@ def test_a_head_that_t2t_has_not_is_refused(changes, reason, tmp_path):
 
 
 def test_a_summary_that_t2t_has_not_is_refused(tmp_path):
-  """ELECTRA's choices are read off the first position, through a dense layer; its activation is read."""
+  """ELECTRA's choices use the first position through a dense layer, with the configured activation."""
   head = HeadConfig("copa", 1, "choice", pooler="gelu", dropout_rate=0.3)
   save(with_heads(head, of=dataclasses.replace(BERT, logits_transform=False), tokens=False), tmp_path / "hf")
   edit(tmp_path / "hf", summary_activation="tanh")
   assert huggingface.open_foreign(str(tmp_path / "hf")).model.heads == (dataclasses.replace(head, pooler="tanh"),)
   edit(tmp_path / "hf", summary_type="mean")
-  with pytest.raises(UserError, match="summary_type='mean': t2t's head has 'first'"):
+  with pytest.raises(UserError, match="summary_type='mean': t2t supports only 'first'"):
     huggingface.open_foreign(str(tmp_path / "hf"))
 
 
 def test_a_body_by_another_name(tmp_path):
-  """Llama's is called so where spans are answered; what a decoder drops in front of its tags is said, or 0.1."""
+  """Llama's question-answering class has another prefix; a decoder's tag dropout is read, or 0.1."""
   llama = dataclasses.replace(toy.KINDS["llama"], head_dim=4, init_scale=0.02)
   save(with_heads(HeadConfig("squad", 2, "span"), of=llama, tokens=False), tmp_path / "span")
   names = foreign.safetensors(tmp_path / "span").keys()
@@ -258,7 +260,7 @@ def test_a_body_by_another_name(tmp_path):
 
 
 def test_a_pooler_that_the_head_does_not_read_is_left_behind(tmp_path):
-  """And told; of each token a class is what the same projection gives."""
+  """The note says so; tags equal the projection of each token."""
   save(with_heads(NLI, tokens=False), tmp_path / "hf")
   edit(tmp_path / "hf", architectures=["BertForTokenClassification"])
   found = huggingface.open_foreign(str(tmp_path / "hf"))
@@ -267,19 +269,19 @@ def test_a_pooler_that_the_head_does_not_read_is_left_behind(tmp_path):
 
 
 def test_pieces_whose_ids_are_shifted_are_no_vocabulary(tmp_path):
-  """XLM-R's SentencePiece model alone would give every text other ids: what to give instead is said."""
+  """XLM-R's SentencePiece model alone would give other ids; the note contains the alternative."""
   save(with_heads(), tmp_path / "hf")
   (tmp_path / "hf" / "sentencepiece.bpe.model").write_bytes(b"pieces")
   found = huggingface.open_foreign(str(tmp_path / "hf"))
   assert not found.vocabulary
-  assert any("the ids of sentencepiece.bpe.model are not the model's" in note for note in found.notes)
+  assert any("the ids of sentencepiece.bpe.model differ from the model's" in note for note in found.notes)
 
 
-# ---- What may be done with one ---------------------------------------------------------------------------------------
+# ---- Use of imported heads -------------------------------------------------------------------------------------------
 
 
 def test_a_released_model_of_masked_tokens_has_its_next_sentence_head(tmp_path):
-  """Whatever class config.json names; a new head begins with its pooler, and is evaluated by ranking till then."""
+  """With any class in config.json; a new head takes its pooler, and before training tasks are ranked."""
   config = with_heads(NSP)
   save(config, tmp_path / "hf")
   edit(tmp_path / "hf", architectures=["BertForMaskedLM"])
@@ -296,7 +298,7 @@ def test_a_released_model_of_masked_tokens_has_its_next_sentence_head(tmp_path):
 
 @pytest.mark.slow
 def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
-  """It has no head over the vocabulary, in memory or on disk, and whoever asks for logits of tokens is told."""
+  """It has no head over the vocabulary, and token predictions are an error."""
   config = with_heads(NLI, tokens=False)
   save(config, tmp_path / "hf")
   tensor_writer.save(huggingface.open_foreign(str(tmp_path / "hf")), epath.Path(tmp_path / "run"))
@@ -322,7 +324,7 @@ def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
 
 
 def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
-  """Of hf what its head is called; to hf which is written."""
+  """From hf it is the head's name; to hf it selects the head."""
   save(with_heads(NLI, tokens=False), tmp_path / "hf")
   edit(tmp_path / "hf", t2t_head=None)
   command.main([str(tmp_path / "hf"), str(tmp_path / "run"), "--head", "glue_mnli"])
@@ -341,12 +343,12 @@ def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
   for name, value in first.items():
     np.testing.assert_array_equal(again[name], value)
   save(with_heads(), tmp_path / "plain")
-  with pytest.raises(UserError, match="--head nli: is for checkpoints with one head by name; in .* are: none"):
+  with pytest.raises(UserError, match="--head nli: needs a checkpoint with one named head, but .* has: none"):
     command.main([str(tmp_path / "plain"), str(tmp_path / "other"), "--head", "nli"])
 
 
 def test_a_config_says_whether_tokens_have_logits():
-  """As it always did, where nothing is said."""
+  """The default is unchanged."""
   assert TransformerConfig(**{k: v for k, v in vars(BERT).items() if k != "vocabulary_head"}).vocabulary_head
 
 
@@ -379,7 +381,7 @@ seqio.TaskRegistry.add(
 
 @pytest.mark.exhaustive
 def test_the_commands_take_a_classifier_of_theirs(tmp_path):
-  """It is evaluated as it is, though its classes have no names, is fine-tuned, and goes back with the same tensors."""
+  """It is evaluated without label names, fine-tuned, and exported with the same tensors."""
   config = dataclasses.replace(with_heads(HeadConfig("barks", 2), tokens=False), vocab_size=384)
   made = foreign.in_memory(config, foreign.random_params(config), vocabulary="bytes")
   huggingface.save(made, epath.Path(tmp_path / "hf"))

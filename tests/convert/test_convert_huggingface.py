@@ -1,6 +1,7 @@
-"""Hugging Face folders are the models that transformers runs; tests/golden has some, with what transformers computes.
+"""Hugging Face folders compute the same as in transformers; tests/golden has folders with the outputs of transformers.
 
-tests/parity/golden.py writes those; tests/parity compares larger models, gradients and tokenizers where torch is.
+tests/parity/golden.py writes them; tests/parity compares larger models, gradients and tokenizers where torch is
+installed.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ CONFIG = toy.config(relative_position_buckets=8)
 
 
 def golden(name):
-  """A folder as a t2t model, a batch and what transformers computes with it."""
+  """Returns a folder as a t2t model, a batch, and the outputs of transformers."""
   numbers = dict(np.load(GOLDEN / name / "expected.npz"))
   batch = {key: x for key, x in numbers.items() if key.startswith(("encoder_", "decoder_"))}
   return huggingface.open_foreign(str(GOLDEN / name)), batch, numbers
@@ -40,25 +41,25 @@ def golden(name):
 
 @pytest.fixture
 def folder(tmp_path):
-  """A T5 as it is exported, for a test to spoil."""
+  """An exported T5, to be damaged by a test."""
   path = tmp_path / "t5"
   huggingface.save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(path))
   return path
 
 
 def edit(path, **changes):
-  """Changes keys of a JSON file; None takes one out."""
+  """Changes keys of a JSON file; None removes one."""
   content = json.loads(path.read_text()) | changes
   path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-# ---- The same numbers ------------------------------------------------------------------------------------------------
+# ---- Equal outputs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_theirs(name):
-  """At every position that is not padding, for rows of several lengths."""
+  """At every position without padding, for rows of several lengths."""
   found, batch, numbers = golden(name)
   at = np.asarray(real_positions(batch, "decoder" if "decoder_input_tokens" in batch else "encoder"))
   logits = np.asarray(toy.logits(foreign.model(found, dtype="float32"), batch))
@@ -71,22 +72,22 @@ def test_logits_are_theirs(name):
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("name", ["t5", "gpt2", "llama3"])
 def test_what_is_written_is_theirs(name, num_beams):
-  """Greedily and with four beams, token for token."""
+  """Greedy and with four beams, token by token."""
   found, batch, numbers = golden(name)
-  # Rounded to bfloat16, two tokens may be alike.
+  # Rounding to bfloat16 can make two tokens equal.
   graphdef = foreign.graphdef(dataclasses.replace(found.model, dtype="float32"))
   params = foreign.nested(foreign.read(found))
   written = foreign.writes(graphdef, params, batch, num_beams=num_beams, eos_id=int(numbers["eos_id"]))
   np.testing.assert_array_equal(written, numbers[f"written_{num_beams}"])
 
 
-# ---- There and back --------------------------------------------------------------------------------------------------
+# ---- Round trips -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive_from(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
-  """Through a workdir: every tensor under its name, in its dtype."""
+  """Through a workdir: every tensor has its name and dtype."""
   opened = huggingface.open_foreign(str(GOLDEN / name))
   tensor_writer.save(opened, epath.Path(tmp_path / "run"))
   expected = foreign.safetensors(GOLDEN / name)
@@ -102,7 +103,7 @@ def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_model_comes_back_bit_for_bit(name, tmp_path):
-  """Every parameter and every field of the config, through a folder of theirs in several files."""
+  """Every parameter and config field, through a Hugging Face folder of several files."""
   config = huggingface.open_foreign(str(GOLDEN / name)).model
   params = foreign.random_params(config)
   huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "hf"), max_shard_bytes=2_000)
@@ -114,21 +115,21 @@ def test_our_model_comes_back_bit_for_bit(name, tmp_path):
 
 
 def test_how_attention_began_is_not_written(tmp_path):
-  """A T5 that began with a focus is a T5."""
+  """attention_init_bias does not prevent the export of a T5."""
   config = dataclasses.replace(CONFIG, attention_init_bias=6.0)
   huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "hf"))
   assert huggingface.open_foreign(str(tmp_path / "hf")).model == dataclasses.replace(CONFIG, dtype="float32")
 
 
 def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
-  """transformers reads the copy, which only tied logits make the same tensor; what it reads is what counts."""
+  """transformers reads the copy, which is the same tensor only with tied logits."""
   config = TransformerConfig(**(vars(huggingface.open_foreign(str(GOLDEN / "bert")).model) | {"tied_logits": False}))
   params = foreign.random_params(config)
   huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "bert"))
   found = foreign.safetensors(tmp_path / "bert")
   for name in ("cls.predictions.bias", "cls.predictions.decoder.bias"):
     np.testing.assert_array_equal(found[name], params["head/bias"])
-  # As transformers leaves it: what it does not read it does not train.
+  # As transformers saves it: unread parameters are not trained.
   rewrite(tmp_path / "bert", lambda found: found | {"cls.predictions.bias": np.zeros(41, np.float32)})
   found = huggingface.open_foreign(str(tmp_path / "bert"))
   np.testing.assert_array_equal(found.tensors["head/bias"].read(), params["head/bias"])
@@ -136,7 +137,7 @@ def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
 
 
 def test_half_precision_is_what_is_asked_for(tmp_path):
-  """Rounded to bfloat16; what float16 cannot hold is refused by name."""
+  """Values are rounded to bfloat16; values beyond float16 are an error with the name."""
   params = foreign.random_params(CONFIG)
   huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "bfloat16"), dtype="bfloat16")
   found = foreign.safetensors(tmp_path / "bfloat16")["shared.weight"]
@@ -147,14 +148,14 @@ def test_half_precision_is_what_is_asked_for(tmp_path):
   params["encoder/layers/mlp/down"][1, 2, 3] = -70_000.0
   with pytest.raises(UserError, match=r"has values beyond 65,504"):
     huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "negative"), dtype="float16")
-  with pytest.raises(UserError, match="--dtype int8: known are float32, bfloat16, float16"):
+  with pytest.raises(UserError, match="--dtype int8: unknown. Give one of: float32, bfloat16, float16"):
     huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "int8"), dtype="int8")
   assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
 
 
 @pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
 def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
-  """Of a model of which the largest tensor is a small part."""
+  """For a model whose largest tensor is a small part."""
   config = toy.config(embed_dim=128, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
   shapes = lazy_tensors.expected(config)
   layer = lambda x: lazy_tensors.Tensor(
@@ -173,13 +174,13 @@ def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
     tracemalloc.stop()
   total = sum(x.size for x in shapes.values()) * 4
   assert peak < total / 3
-  # float64 ones, and float32 of them, and what they are written from.
+  # The float64 and float32 arrays of one tensor, and its source.
   assert peak < 5 * largest + 2_000_000
 
 
 # ---- Published models ------------------------------------------------------------------------------------------------
 
-# The config.json of released models, without what says nothing of the model.
+# config.json of published models, without keys that do not affect the model.
 _T5 = dict(model_type="t5", decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, is_encoder_decoder=True)
 _T5 |= dict(layer_norm_epsilon=1e-6, relative_attention_num_buckets=32, dropout_rate=0.1, initializer_factor=1.0)
 _LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, initializer_range=0.02, rope_scaling=None)
@@ -269,7 +270,7 @@ PUBLISHED = {
 }
 
 
-# Of families that t2t has no sizes of: config.json, and how many parameters the released model has.
+# config.json of families without presets in t2t, and the number of parameters of the published model.
 _GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, initializer_range=0.02, head_dim=256)
 _GEMMA |= dict(attention_bias=False, attention_dropout=0.0, use_cache=True, pad_token_id=0, bos_token_id=2)
 _GEMMA |= dict(eos_token_id=1, torch_dtype="bfloat16", num_attention_heads=8, cache_implementation="hybrid")
@@ -332,7 +333,7 @@ RELEASED = {
 
 @pytest.mark.parametrize("name", list(RELEASED))
 def test_a_released_config_has_as_many_parameters_as_the_model(name):
-  """And is written as it was read, up to what says nothing of the model."""
+  """The exported config equals the imported one, up to keys that do not affect the model."""
   settings, number = RELEASED[name]
   family = settings_lib.family(settings, name)
   model = TransformerConfig(**settings_lib.read_fields(family, settings))
@@ -343,7 +344,7 @@ def test_a_released_config_has_as_many_parameters_as_the_model(name):
 
 
 def test_which_layers_of_a_gemma_see_all():
-  """As its config.json lists them, or every so many; what t2t's model cannot have is refused."""
+  """Listed in config.json, or at an interval; unsupported patterns are an error."""
   settings = dict(RELEASED["google/gemma-3-1b-pt"][0], num_hidden_layers=12)
   family = settings_lib.family(settings, "gemma")
   local, every = "sliding_attention", "full_attention"
@@ -358,9 +359,12 @@ def test_which_layers_of_a_gemma_see_all():
   assert read(layer_types=[local] * 12) == (511, 0, 0)
   assert read(layer_types=[every] * 12) == read(sliding_window=None) == (0, 0, 0)
   for changes, reason in (
-    (dict(layer_types=[local, local, local, every, every, local] * 2), "in t2t's model every n-th layer sees all"),
-    (dict(sliding_window=1), "each position sees another besides itself"),
-    (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "rotary positions are not rescaled"),
+    (
+      dict(layer_types=[local, local, local, every, every, local] * 2),
+      "t2t supports global attention only in every n-th layer",
+    ),
+    (dict(sliding_window=1), "t2t's smallest window includes a second position"),
+    (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "t2t does not support rescaled rotary positions"),
     (dict(query_pre_attn_scalar=168.5), "query_pre_attn_scalar=168.5"),
   ):
     with pytest.raises(hf_mappings.Unknown, match=reason):
@@ -385,7 +389,7 @@ def read_fields(model_type, **settings):
   ],
 )
 def test_what_a_t5_says_of_its_activation_twice(settings, activation):
-  """dense_act_fn and is_gated_act overrule feed_forward_proj in transformers 4 and 5."""
+  """dense_act_fn and is_gated_act take precedence over feed_forward_proj in transformers 4 and 5."""
   assert read_fields("t5", **settings)["mlp_activation"] == activation
   family = settings_lib.FAMILIES["t5"]
   model = TransformerConfig(**(vars(toy.config()) | {"mlp_activation": activation}))
@@ -403,20 +407,20 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
     ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj='gated-relu'"),
     ("t5", {"dense_act_fn": "mish"}, "dense_act_fn='mish'"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "nor partial"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "or partial"),
     ("llama", _BASES, r"rope_parameters.rope_theta=10000 and rope_theta=500000: transformers 4 and 5 read different"),
     (
       "mistral",
       {"rope_scaling": {"rope_theta": 7e3}, "rope_theta": 1e4},
       "rope_scaling.rope_theta=7000 and rope_theta",
     ),
-    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "neither rescaled"),
+    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "does not support rescaled"),
     ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
     ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
     ("llama", {"mlp_bias": True}, "mlp_bias=True"),
-    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads the first alone"),
+    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads only the first"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "give an entry for each kind of layer"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "has no entry for each kind of layer. Add them"),
     ("gemma3_text", {"rope_parameters": _GEMMA3, "rope_theta": 8.0}, "full_attention.rope_theta=9 and rope_theta=8"),
     ("modernbert", {"rope_parameters": _GEMMA3, "local_rope_theta": 8.0}, "sliding_attention.rope_theta=7 and local"),
     ("modernbert", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -431,13 +435,13 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
   ],
 )
 def test_what_a_config_says_that_t2t_cannot_compute_is_refused_by_name(model_type, settings, said):
-  """Or says twice, where the versions of transformers read different ones."""
+  """Also values given twice, if versions of transformers read different ones."""
   with pytest.raises(hf_mappings.Unknown, match=said):
     read_fields(model_type, **settings)
 
 
 def test_bases_of_rotary_positions_wherever_they_stand():
-  """Alone, or in either dict of transformers 5; twice if they are the same."""
+  """At the top level, or in either dict of transformers 5; twice if equal."""
   inside = {"rope_theta": 5e5, "rope_type": "default"}
   for settings in (
     {"rope_theta": 5e5},
@@ -453,14 +457,14 @@ def test_bases_of_rotary_positions_wherever_they_stand():
 
 @pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
 def test_a_model_that_t2t_could_not_be_says_which_part(name):
-  """Not only that its name is unknown."""
-  with pytest.raises(UserError, match=f"model_type='{name}': (its|has) .*t2t"):
+  """The message is specific, not only about an unknown name."""
+  with pytest.raises(UserError, match=f"model_type='{name}': (its|includes) .*t2t"):
     settings_lib.family({"model_type": name}, "there")
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_a_published_config_is_the_size_of_that_name(name):
-  """As t2t has it, up to dropout, the dtype and what says how long texts were in training."""
+  """Equal to t2t's preset, up to dropout, dtype and text lengths."""
   settings, size = PUBLISHED[name]
   family = settings_lib.family(settings, name)
   fields = settings_lib.read_fields(family, settings)
@@ -468,16 +472,16 @@ def test_a_published_config_is_the_size_of_that_name(name):
   if size["positions"] != "learned":
     others |= dict(max_length=0)
   found, expected = (vars(TransformerConfig(**(each | others))) for each in (fields, size))
-  # Of models that have no such weights.
+  # Models without these weights.
   if not size["local_rotary_base"]:
     found["local_rotary_base"] = 0.0
   assert found == expected
-  # And no key of it is passed over unseen.
+  # No key is ignored silently.
   assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
 
 
 def test_positions_of_a_roberta_count_from_its_padding_id():
-  """Wherever its vocabulary has that; the rows up to there are no positions."""
+  """For any padding id of the vocabulary; the rows before are not positions."""
   settings = PUBLISHED["roberta-base"][0] | {"pad_token_id": 4}
   family = settings_lib.family(settings, "roberta")
   model = TransformerConfig(**settings_lib.read_fields(family, settings))
@@ -488,7 +492,7 @@ def test_positions_of_a_roberta_count_from_its_padding_id():
 
 @pytest.mark.parametrize("pad", [0, 3])
 def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_path):
-  """transformers counts a RoBERTa's positions from there: the rows are moved, and none of a position is lost."""
+  """The rows are moved, and no position is lost."""
   pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefgh"]
   pieces.remove("<pad>")
   pieces.insert(pad, "<pad>")
@@ -500,7 +504,7 @@ def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_
   params = foreign.random_params(config)
   made = foreign.in_memory(config, params, vocabulary=tmp_path / "tokenizer.json")
   notes = huggingface.save(made, epath.Path(tmp_path / "hf"))
-  assert any("positions count from the padding id, which is" in note for note in notes)
+  assert any("positions start after the padding id, which is" in note for note in notes)
   settings = json.loads((tmp_path / "hf" / "config.json").read_text())
   assert (settings["pad_token_id"], settings["max_position_embeddings"]) == (pad, config.max_length + pad + 1)
   again = huggingface.open_foreign(str(tmp_path / "hf"))
@@ -512,7 +516,7 @@ def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_
     np.testing.assert_array_equal(value, expected, err_msg=path)
 
 
-# ---- What cannot be read ---------------------------------------------------------------------------------------------
+# ---- Import errors ---------------------------------------------------------------------------------------------------
 
 
 def refused(folder, *matches):
@@ -523,7 +527,7 @@ def refused(folder, *matches):
 
 
 def rewrite(folder, change):
-  """Other tensors in place of those of a folder, written as the format is described."""
+  """Replaces the tensors of a folder, written according to the format's description."""
   foreign.write_safetensors(folder / "model.safetensors", change(foreign.safetensors(folder)))
 
 
@@ -531,21 +535,21 @@ NORM = "decoder.final_layer_norm.weight"
 
 
 def test_a_tensor_that_is_missing(folder):
-  """Its name, its shape, and what t2t reads."""
+  """The message contains its name, its shape, and the supported classes."""
   rewrite(folder, lambda found: {name: x for name, x in found.items() if name != NORM})
-  refused(folder, f"--from {folder}: its tensors are not", f"{NORM}: missing; expected [16]")
+  refused(folder, f"--from {folder}: its tensors do not match", f"{NORM}: missing; expected [16]")
   edit(folder / "config.json", architectures=["T5EncoderModel"])
   refused(folder, "t2t reads a T5ForConditionalGeneration", "this is a T5EncoderModel")
 
 
 def test_a_tensor_too_many(folder):
-  """Its name and shape."""
+  """The message contains its name and shape."""
   rewrite(folder, lambda found: found | {"classifier.weight": np.ones((3, 2), np.float32)})
   refused(folder, "classifier.weight: unknown; found [3, 2]")
 
 
 def test_a_tensor_of_another_shape(folder):
-  """Its name, the shape that the config asks for, and the one that is there; of many the first few."""
+  """The message contains name, expected and found shape; of many differences the first few."""
   rewrite(folder, lambda found: found | {NORM: np.ones(15, np.float32)})
   refused(folder, f"{NORM}: expected [16], found [15]")
   edit(folder / "config.json", d_ff=33)
@@ -553,89 +557,93 @@ def test_a_tensor_of_another_shape(folder):
 
 
 def test_a_model_that_t2t_does_not_know(folder):
-  """The known ones are listed, and the nearest."""
+  """The message lists the supported models, and the nearest."""
   edit(folder / "config.json", model_type="lama")
-  refused(folder, "model_type='lama': t2t reads t5, mt5, bart, bert,", "did you mean llama?")
+  refused(folder, "model_type='lama': unsupported. t2t reads t5, mt5, bart, bert,", "did you mean llama?")
   edit(folder / "config.json", model_type="t5", feed_forward_proj="gated-mish")
-  refused(folder, "config.json: feed_forward_proj='gated-mish': t2t knows relu, gelu")
+  refused(folder, "config.json: feed_forward_proj='gated-mish': t2t supports relu, gelu")
 
 
 def test_a_value_that_t2t_cannot_compute(tmp_path):
-  """Llama 3.1's rescaled positions would give other numbers: they are refused, not passed over."""
+  """Llama 3.1's rescaled positions are an error, because they would give other outputs."""
   shutil.copytree(GOLDEN / "llama3", tmp_path / "llama")
   rope = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 500_000.0}
   edit(tmp_path / "llama" / "config.json", rope_parameters=rope)
-  refused(tmp_path / "llama", "rope_parameters=", "t2t's rotary positions are neither rescaled (as Llama 3.1's are)")
+  refused(tmp_path / "llama", "rope_parameters=", "t2t does not support rescaled (as in Llama 3.1)")
   edit(tmp_path / "llama" / "config.json", rope_parameters=None, attention_bias=True)
-  refused(tmp_path / "llama", "attention_bias=True: t2t's model has False")
+  refused(tmp_path / "llama", "attention_bias=True: t2t supports only False")
 
 
 @pytest.mark.parametrize("length", [0, 5, 8, 100, -1])
 def test_a_file_that_was_cut_off(folder, length):
-  """Wherever it ends, down to the last byte."""
+  """A truncation at any byte, including the last."""
   path = folder / "model.safetensors"
   path.write_bytes(path.read_bytes()[:length])
   refused(folder, "model.safetensors: ", "again")
 
 
 def test_a_file_that_shrinks_while_it_is_read(folder):
-  """The header was read when it was whole."""
+  """The header was read before the truncation."""
   found = huggingface.open_foreign(str(folder))
   path = folder / "model.safetensors"
   path.write_bytes(path.read_bytes()[:-1000])
-  with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was cut off"):
+  with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was truncated"):
     foreign.read(found)
 
 
 def test_weights_that_were_quantised(folder):
-  """They are no floats."""
+  """They are not floats."""
   path = folder / "model.safetensors"
   content = path.read_bytes()
   path.write_bytes(content.replace(b'"F32"', b'"I32"'))
-  with pytest.raises(UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. A quantised"):
+  with pytest.raises(
+    UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. Convert a quantized"
+  ):
     huggingface.open_foreign(str(folder)).tensors["embed/table"].read()
 
 
 def test_a_folder_without_a_config(folder, tmp_path):
-  """Weights alone do not say what they are; nor does a file that is no JSON."""
+  """Weights without config.json, and a config.json that is not JSON."""
   (folder / "config.json").unlink()
   assert huggingface.is_huggingface(str(folder))
-  refused(folder, f"--from {folder}: no config.json there; give the folder that `save_pretrained` wrote")
+  refused(folder, f"--from {folder}: contains no config.json. Give the folder that `save_pretrained` wrote")
   (folder / "config.json").write_text('{"model_type": ')
   refused(folder, "config.json: cannot be read as JSON")
   assert not huggingface.is_huggingface(str(tmp_path / "nothing"))
 
 
 def test_weights_that_are_pickled(folder):
-  """They are refused with the command that turns them into safetensors."""
+  """The message contains a command that converts them to safetensors."""
   (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
   assert huggingface.is_huggingface(str(folder))
   refused(folder, "pickled (pytorch_model.bin)", 'python -c "import pathlib, torch', f"pathlib.Path('{folder}')")
   (folder / "pytorch_model.bin").rename(folder / "other.pt")
   refused(folder, "pickled (other.pt)", 'python -c "import transformers', f"save_pretrained('{folder}'")
   (folder / "other.pt").unlink()
-  refused(folder, "no weights there; looked for model.safetensors and model.safetensors.index.json")
+  refused(folder, "contains no weights; looked for model.safetensors and model.safetensors.index.json")
 
 
 def test_an_index_that_does_not_hold(tmp_path):
-  """It names a file that is not there, or a tensor that its file does not have."""
+  """It refers to a missing file, or to a tensor that its file lacks."""
   path = tmp_path / "llama"
   shutil.copytree(GOLDEN / "llama3", path)
   index = json.loads((path / "model.safetensors.index.json").read_text())
   index["weight_map"]["lost"] = "model-00001-of-00002.safetensors"
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
-  refused(path, "says that lost is in model-00001-of-00002.safetensors, which does not have it")
+  refused(path, "refers to lost in model-00001-of-00002.safetensors, which does not contain it")
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"] | {"lost": "../theirs.safetensors"})
-  refused(path, "model.safetensors.index.json names '../theirs.safetensors', which is no file of this folder")
+  refused(path, "model.safetensors.index.json refers to '../theirs.safetensors', which is not a file of this folder")
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
   (path / "model-00002-of-00002.safetensors").unlink()
-  refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
+  refused(
+    path, "model.safetensors.index.json refers to 2 files, but these are missing: model-00002-of-00002.safetensors"
+  )
   edit(path / "model.safetensors.index.json", weight_map=None)
   refused(path, "model.safetensors.index.json: has no weight_map")
 
 
 def test_what_a_bart_may_have_besides(tmp_path):
-  """What is added to its logits is nothing, or refused; a bare model is one whose logits are the embedding's."""
+  """A bias of the logits must be zero; a bare model uses the embedding for its logits."""
   path, bias = tmp_path / "bart", "final_logits_bias"
   shutil.copytree(GOLDEN / "bart", path)
   expected = foreign.read(huggingface.open_foreign(str(path)))
@@ -651,16 +659,16 @@ def test_what_a_bart_may_have_besides(tmp_path):
     np.testing.assert_array_equal(value, expected[name], err_msg=name)
   assert any("decoder_start_token_id=2: t2t starts with the vocabulary's BOS" in note for note in found.notes)
   edit(path / "config.json", decoder_ffn_dim=12)
-  refused(path, "encoder_ffn_dim=10 and decoder_ffn_dim=12: t2t's model has one for both")
+  refused(path, "encoder_ffn_dim=10 and decoder_ffn_dim=12: t2t needs the same value for both")
 
 
 def test_two_matrices_where_the_config_has_one(tmp_path):
-  """Tied in config.json, but not in the weights: T5's scale is then unknown; other families keep both."""
+  """Tied in config.json, but not in the weights: an error with T5's scale; other families keep both."""
   path = tmp_path / "t5"
   shutil.copytree(GOLDEN / "t5", path)
   other = {"lm_head.weight": np.ones((41, 6), np.float32)}
   rewrite(path, lambda found: found | other)
-  refused(path, "lm_head.weight is another matrix")
+  refused(path, "lm_head.weight differs from shared.weight")
   rewrite(path, lambda found: found | {"lm_head.weight": found["shared.weight"]})
   assert huggingface.open_foreign(str(path)).model.tied_logits
   path = tmp_path / "gpt2"
@@ -673,7 +681,7 @@ def test_two_matrices_where_the_config_has_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["t5", "t5_1_1", "mt5", "bart"])
 def test_a_stack_with_an_embedding_of_its_own(name, tmp_path):
-  """Tied or not: t2t's model has one table for both stacks, so that two are refused by name, and equal ones are one."""
+  """t2t has one embedding for both stacks: equal copies are merged, different ones are an error."""
   path = tmp_path / name
   shutil.copytree(GOLDEN / name, path)
   shared = "model.shared.weight" if name == "bart" else "shared.weight"
@@ -694,14 +702,14 @@ def test_a_stack_with_an_embedding_of_its_own(name, tmp_path):
 
 
 def test_two_tensors_that_come_under_one_name(tmp_path):
-  """By an old name and a new one, or in two files: compared, whatever their dtypes, and refused if they differ."""
+  """Under an old and a new name, or in two files: compared in any dtype, and an error if they differ."""
   path, old, new = tmp_path / "bert", "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"
   shutil.copytree(GOLDEN / "bert", path)
   weights = foreign.safetensors(path)
   rewrite(path, lambda found: weights | {old: weights[new]})
   huggingface.open_foreign(str(path))
   rewrite(path, lambda found: weights | {old: weights[new] * 2})
-  refused(path, f"two different tensors are called {new}: {new} of model.safetensors and {old} of model.safetensors")
+  refused(path, f"two different tensors have the name {new}: {new} of model.safetensors and {old} of model.safetensors")
   # In the files of an index.
   path, name = tmp_path / "gpt2", "transformer.ln_f.bias"
   shutil.copytree(GOLDEN / "gpt2", path)
@@ -714,8 +722,8 @@ def test_two_tensors_that_come_under_one_name(tmp_path):
   foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
   huggingface.open_foreign(str(path))
   foreign.write_safetensors(path / "2.safetensors", {name: weights[name] + 1})
-  refused(path, f"two different tensors are called {name}: {name} of 1.safetensors and {name} of 2.safetensors")
-  # An index, and a whole file that transformers reads in its place.
+  refused(path, f"two different tensors have the name {name}: {name} of 1.safetensors and {name} of 2.safetensors")
+  # An index, and a whole file, which transformers prefers.
   foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
   foreign.write_safetensors(path / "model.safetensors", weights)
   huggingface.open_foreign(str(path))
@@ -726,7 +734,7 @@ def test_two_tensors_that_come_under_one_name(tmp_path):
 
 
 def test_copies_in_two_dtypes_are_compared_by_their_numbers(tmp_path):
-  """A head saved as float32 beside an embedding in bfloat16 is the embedding, if it has the same numbers."""
+  """A float32 head with a bfloat16 embedding is tied if the values are equal."""
   path, table, copy = tmp_path / "gpt2", "transformer.wte.weight", "lm_head.weight"
   shutil.copytree(GOLDEN / "gpt2", path)
   weights = foreign.safetensors(path)
@@ -745,13 +753,13 @@ def test_copies_in_two_dtypes_are_compared_by_their_numbers(tmp_path):
 
 
 def test_a_vocabulary_and_its_rows(tmp_path):
-  """Rows beyond the last id are said to be padding; ids without a row are refused; sentinels count."""
+  """Rows after the last id are reported as padding; ids without a row are an error; sentinels count."""
   path = tmp_path / "bert"
   shutil.copytree(GOLDEN / "bert", path)
-  assert any("no vocabulary lies beside it" in note for note in huggingface.open_foreign(str(path)).notes)
+  assert any("there is no vocabulary beside it" in note for note in huggingface.open_foreign(str(path)).notes)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
   (path / "vocab.txt").write_text("\n".join(pieces))
-  padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept as they are"
+  padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept"
   found = huggingface.open_foreign(str(path))
   assert padded in found.notes
   assert (found.vocabulary, found.extra_ids, found.model.vocab_size) == (str(path / "vocab.txt"), 0, 41)
@@ -762,17 +770,17 @@ def test_a_vocabulary_and_its_rows(tmp_path):
       found = huggingface.open_foreign(str(path))
       assert "vocabulary: 41 ids (10 sentinels included), 41 rows" in found.notes
       assert found.extra_ids == 10
-  refused(path, "its tokenizer does not match its embedding: 42 ids (11 sentinels included) in", "41 rows")
+  refused(path, "its tokenizer has more ids than its embedding has rows: 42 ids (11 sentinels included) in", "41 rows")
   (path / "tokenizer_config.json").write_text("{")
   refused(path, "tokenizer_config.json: cannot be read as JSON")
   (path / "tokenizer_config.json").unlink()
   (path / "spiece.model").write_bytes(b"no model")
-  refused(path, "spiece.model: not a SentencePiece model")
+  refused(path, "spiece.model: is not a SentencePiece model")
 
 
 @pytest.mark.parametrize("extra_ids", [0, 5])
 def test_a_vocabulary_goes_there_and_back(extra_ids, tmp_path):
-  """Bytes, and pieces in a file, each with its sentinels; their ids stand in the exported config.json."""
+  """Bytes, or pieces in a file, each with sentinels; config.json contains their ids."""
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]))
   bert = huggingface.open_foreign(str(GOLDEN / "bert")).model
   for config, spec, size in ((toy.config(vocab_size=300), "bytes", 259), (bert, str(tmp_path / "vocab.txt"), 7)):
@@ -780,7 +788,7 @@ def test_a_vocabulary_goes_there_and_back(extra_ids, tmp_path):
     params = foreign.random_params(config)
     huggingface.save(foreign.in_memory(config, params, vocabulary=spec, extra_ids=extra_ids), out)
     found = huggingface.open_foreign(str(out))
-    expected = "bytes" if spec == "bytes" else "tokenizer.json"  # which stands before the vocab.txt beside it
+    expected = "bytes" if spec == "bytes" else "tokenizer.json"  # preferred to the vocab.txt beside it
     assert (epath.Path(found.vocabulary).name, found.extra_ids) == (expected, extra_ids)
     assert any(f"vocabulary: {size + extra_ids} ids" in note for note in found.notes)
   ids = json.loads((out / "config.json").read_text())
@@ -788,7 +796,7 @@ def test_a_vocabulary_goes_there_and_back(extra_ids, tmp_path):
 
 
 def test_a_vocabulary_with_more_ids_than_rows_is_not_written(tmp_path):
-  """As when it is read."""
+  """The same error as for an import."""
   made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG), vocabulary="bytes")
   with pytest.raises(UserError, match="config.model.vocab_size=40 is too small: the vocabulary's largest id is 258"):
     huggingface.save(made, epath.Path(tmp_path / "out"))
@@ -796,7 +804,7 @@ def test_a_vocabulary_with_more_ids_than_rows_is_not_written(tmp_path):
 
 
 def test_names_that_older_versions_gave(tmp_path):
-  """A bare model's lack the prefix, TensorFlow's norms have gamma and beta, and buffers were saved."""
+  """Bare models lack the prefix, TensorFlow's norms have gamma and beta, and buffers were saved."""
   path = tmp_path / "bert"
   shutil.copytree(GOLDEN / "bert", path)
   expected = foreign.read(huggingface.open_foreign(str(path)))
@@ -816,28 +824,29 @@ def test_names_that_older_versions_gave(tmp_path):
   )
 
 
-# ---- What cannot be written ------------------------------------------------------------------------------------------
+# ---- Export errors ---------------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_transformers_does_not_have(tmp_path):
-  """The fields that stand in the way are named."""
+  """The message contains the differing fields."""
   for config, reason in (
-    (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(theirs 'relative'\)"),
+    (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(transformers 'relative'\)"),
     (
       toy.KINDS["prefix_lm"],
-      r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
+      r"gpt2: .*='gated_gelu': transformers supports gelu, gelu_tanh, relu"
+      r"\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
     ),
-    (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(theirs False\)"),
-    (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales logits of the embedding"),
+    (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(transformers False\)"),
+    (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales tied logits"),
   ):
-    with pytest.raises(UserError, match=f"memory: none of the models of transformers that t2t writes(.|\n)*{reason}"):
+    with pytest.raises(UserError, match=f"memory: no model of transformers that t2t writes(.|\n)*{reason}"):
       huggingface.save(foreign.in_memory(config, {}), epath.Path(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
-  """Neither under the name nor beside it; a full disk is said."""
+  """Neither the folder nor temporary files are left; a full disk is reported."""
   written = []
 
   def advance(nbytes, count):
@@ -849,11 +858,14 @@ def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
     save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(tmp_path / "out"), advance=advance)
   assert not list(tmp_path.iterdir())
   if isinstance(error, OSError):
-    assert str(found.value) == f"{tmp_path}/out: no space left while it was written; nothing was kept"
+    assert str(found.value) == (
+      f"{tmp_path}/out: the disk became full during the write, and nothing was kept. Free some space, or give a folder"
+      " on another disk."
+    )
 
 
 def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):
-  """To the same place; what is still being written stays, and what has no lock."""
+  """For the same path; an output in progress, and one without a lock, are kept."""
   program = """
 import os, signal, sys
 from etils import epath
@@ -867,7 +879,7 @@ with atomic_output.whole(epath.Path(sys.argv[1]), 10) as folder:
   assert len(left) == 2 and left[1] == f"{left[0]}.lock"
   (tmp_path / "out.part-without").mkdir()
   with atomic_output.whole(epath.Path(tmp_path / "out"), 10) as folder:
-    assert f"{left[0]}: was left by a conversion that was killed" in capfd.readouterr().err
+    assert f"{left[0]}: removing the incomplete output of a killed conversion" in capfd.readouterr().err
     (folder / "model").write_text("all of it")
     with atomic_output.whole(epath.Path(tmp_path / "out"), 10):
       assert (folder / "model").exists()
@@ -877,21 +889,23 @@ with atomic_output.whole(epath.Path(sys.argv[1]), 10) as folder:
 
 @pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
 def test_what_has_no_room_is_not_begun(save, tmp_path, monkeypatch):
-  """Neither on a disk that is too small nor over what is there."""
+  """The disk is too small, or the folder is not empty."""
   made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG))
   usage = shutil.disk_usage(tmp_path)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000))
-  with pytest.raises(UserError, match=r"out: no space left: [\d.]+ kB are needed, 1 kB are free on the disk of"):
+  with pytest.raises(UserError, match=r"out: needs [\d.]+ kB, but the disk of .* has 1 kB free"):
     save(made, epath.Path(tmp_path / "out"))
   (tmp_path / "out").mkdir()
   (tmp_path / "out" / "mine.txt").write_text("precious")
-  with pytest.raises(UserError, match="out: exists and is not an empty folder; give another, or delete it first"):
+  with pytest.raises(
+    UserError, match="out: exists and is not an empty folder. Give another folder, or delete it first"
+  ):
     save(made, epath.Path(tmp_path / "out"))
   assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
 
 
 def test_every_table_is_read_both_ways():
-  """No two names of a family mean the same parameter, and none is of a parameter that no model has."""
+  """Names in a family are unique, and each t2t path exists in some model."""
   for family in settings_lib.FAMILIES.values():
     ours = [path for value in family.names.values() for path in ([value] if isinstance(value, str) else value)]
     assert len(ours) == len(set(ours))

@@ -1,4 +1,4 @@
-"""T5X checkpoints, written here as the format is described, are the model that T5X would run."""
+"""T5X checkpoints, written here according to the format's description, compute the same as in T5X."""
 
 import gc
 import pathlib
@@ -22,11 +22,11 @@ from t2t.models import transformer
 
 TINY = folders.SHARED / "data" / "checkpoints" / "t5x_test_t5_tiny"
 
-# ---- What T5X would compute ------------------------------------------------------------------------------------------
+# ---- T5X in NumPy ----------------------------------------------------------------------------------------------------
 
 
 def buckets(distance: int, *, bidirectional: bool) -> int:
-  """Of a key so many positions to the right; the distances here stay below those that share the last bucket."""
+  """Returns the bucket of a distance to the right; distances here stay below the last, shared bucket."""
   half = files.BUCKETS // 2 if bidirectional else files.BUCKETS
   offset = half if bidirectional and distance > 0 else 0
   distance = abs(distance) if bidirectional else max(0, -distance)
@@ -114,7 +114,7 @@ def values(foreign: lazy_tensors.Foreign) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> dict[str, np.ndarray]:
-  """Our parameters of `files.parameters()`."""
+  """t2t's parameters for `files.parameters()`."""
   return values(
     t5x.open_foreign(str(files.single_file(tmp_path_factory.mktemp("expected") / "checkpoint_0", files.parameters())))
   )
@@ -132,7 +132,7 @@ def assert_same(foreign: lazy_tensors.Foreign, expected: dict[str, np.ndarray], 
 @pytest.mark.parametrize("stored", list(files.STORED))
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_logits_are_those_of_t5x(version, stored, tmp_path):
-  """However kernels and layers are stored, each is read with the axes that T5X gives them."""
+  """Joined and separate heads, scanned and unscanned layers have the right axes."""
   params = files.parameters(gated=version == "1.1", tied=version == "1.0")
   foreign = t5x.open_foreign(str(files.write(tmp_path / "checkpoint_7", files.STORED[stored](params))))
   assert (foreign.model.num_encoder_layers, foreign.model.num_decoder_layers) == (2, 4)
@@ -145,7 +145,7 @@ def test_logits_are_those_of_t5x(version, stored, tmp_path):
 @pytest.mark.parametrize("reference", ["file", "gcs", "placeholder"])
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_folders(reference, optimizer, expected, tmp_path):
-  """Of T5X and of Orbax, written to a disk or a bucket and copied here, with the optimizer's state and without."""
+  """Written by T5X or Orbax, to a disk or a bucket and copied, with and without the optimizer's state."""
   folder = files.write(tmp_path / "checkpoint_7", files.parameters(), reference=reference, optimizer=optimizer)
   assert t5x.is_t5x(str(folder))
   foreign = t5x.open_foreign(str(folder))
@@ -154,7 +154,7 @@ def test_folders(reference, optimizer, expected, tmp_path):
 
 
 def test_some_arrays_may_stand_in_the_msgpack_file(expected, tmp_path):
-  """T5X leaves there what is not partitioned."""
+  """T5X stores unpartitioned arrays there."""
   inline = [name for name in files.parameters() if "norm" in name or "layers_1" in name]
   assert_same(
     t5x.open_foreign(str(files.write(tmp_path / "checkpoint_7", files.parameters(), inline=inline))), expected
@@ -162,7 +162,7 @@ def test_some_arrays_may_stand_in_the_msgpack_file(expected, tmp_path):
 
 
 def test_a_folder_without_its_msgpack_file(expected, tmp_path):
-  """Orbax's newer layout says the tree elsewhere; the folders' names are enough."""
+  """Orbax's newer layout has no such file; the folder names are enough."""
   folder = files.write(tmp_path / "checkpoint_7" / "state", files.parameters(), reference="placeholder")
   (folder / "checkpoint").unlink()
   files.zarr(folder / "state.step", np.zeros((), np.int32))
@@ -186,7 +186,7 @@ def test_the_last_checkpoint_of_a_folder(expected, tmp_path):
 
 @pytest.mark.parametrize("scan", [True, False])
 def test_arrays_in_pieces(scan, expected, tmp_path, monkeypatch):
-  """Flax writes arrays over a gigabyte in pieces."""
+  """Flax splits arrays over a gigabyte."""
   monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 100)
   params = files.scanned(files.parameters(), axis=1) if scan else files.parameters()
   path = files.single_file(tmp_path / "model.checkpoint_3", params)
@@ -197,7 +197,7 @@ def test_arrays_in_pieces(scan, expected, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("stored", ["bfloat16", "16 bits without a meaning", "bfloat16 in one file"])
 def test_bfloat16(stored, expected, tmp_path):
-  """T5X's files of version 2 hold it as uint16."""
+  """T5X's files of version 2 store it as uint16."""
   params = {name: x.astype(ml_dtypes.bfloat16) for name, x in files.parameters().items()}
   if stored.startswith("16"):
     params = {name: x.view(np.uint16) for name, x in params.items()}
@@ -220,7 +220,7 @@ def test_uncompressed_arrays(expected, tmp_path):
 
 
 def test_layers_are_read_one_by_one(expected, tmp_path):
-  """Where each has its own arrays."""
+  """If each layer has its own arrays."""
   foreign = t5x.open_foreign(str(files.write(tmp_path / "one", files.parameters())))
   for path, tensor in foreign.tensors.items():
     assert tensor.stacked == ("/layers/" in path)
@@ -229,7 +229,7 @@ def test_layers_are_read_one_by_one(expected, tmp_path):
 
 
 def test_as_many_layers_as_features(tmp_path, monkeypatch):
-  """Then shapes do not say which axis is the layers', and T5X's default is taken and told."""
+  """Shapes do not determine the layer axis; T5X's default is used and reported."""
   monkeypatch.setitem(files.LAYERS, "encoder", files.EMBED)
   params = files.parameters()
   foreign = t5x.open_foreign(str(files.single_file(tmp_path / "checkpoint_0", files.scanned(params, axis=1))))
@@ -273,7 +273,7 @@ def fails(path: pathlib.Path, *words: str) -> str:
 
 
 def changed(**changes) -> dict[str, np.ndarray]:
-  """The parameters with some of another value, or without them."""
+  """Returns the parameters with changed or removed values."""
   params = files.parameters()
   for name, x in changes.items():
     name = name.replace("__", "/")
@@ -299,7 +299,7 @@ def changed(**changes) -> dict[str, np.ndarray]:
   ],
 )
 def test_arrays_that_are_missing_unknown_or_of_a_wrong_shape(changes, words, tmp_path):
-  """Each is named as the checkpoint names it, with what was expected and what was found."""
+  """The message contains the checkpoint's name, with the expected and the found shape."""
   fails(files.single_file(tmp_path / "checkpoint_0", changed(**changes)), *words)
 
 
@@ -311,10 +311,14 @@ def test_a_scanned_array_of_a_wrong_shape(tmp_path):
 
 @pytest.mark.parametrize("scan", [True, False])
 def test_tables_of_relative_positions_that_differ_from_layer_to_layer(scan, tmp_path):
-  """t2t has one for a stack."""
+  """t2t has one table per stack."""
   params = files.relative_positions_in_layers(files.parameters(), "relative_posemb", differ=True)
   params = files.scanned(params, axis=1) if scan else params
-  fails(files.single_file(tmp_path / "checkpoint_0", params), "table of relative positions of its own", "scalable_t5")
+  fails(
+    files.single_file(tmp_path / "checkpoint_0", params),
+    "each layer of its encoder has its own table of relative positions",
+    "scalable_t5",
+  )
 
 
 def test_other_models_are_refused(tmp_path):
@@ -326,28 +330,28 @@ def test_other_models_are_refused(tmp_path):
   params = {f"params/{name}": x for name, x in files.parameters().items()}
   fails(files.single_file(tmp_path / "checkpoint_1", params), "token_embedder/embedding is missing", "it has params/")
   (tmp_path / "checkpoint_2").write_bytes(serialization.to_bytes({"version": 3, "optimizer": {"target": {}}}))
-  fails(tmp_path / "checkpoint_2", "it has nothing")
+  fails(tmp_path / "checkpoint_2", "it has no arrays")
 
 
 def test_files_that_are_cut_off(tmp_path):
-  """Wherever the end is, the file is refused, and it is said how much there should be."""
+  """A truncation at any byte is an error with the expected size."""
   path = files.single_file(tmp_path / "checkpoint_0", files.parameters())
   content = path.read_bytes()
   for end in [*range(10, 1_000, 7), *range(1_000, len(content), 997), len(content) - 1]:
     path.write_bytes(content[:end])
-    assert f"the file ends after {end:,}" in fails(path, "is cut off")
+    assert f"the file has only {end:,}" in fails(path, "is truncated")
   (tmp_path / "checkpoint_0").write_bytes(b"")
-  fails(path, "no T5X checkpoint there")
+  fails(path, "no T5X checkpoint; looked for")
 
 
 @pytest.mark.parametrize(
   "what",
   [
-    b"\xc1",  # nothing in msgpack
+    b"\xc1",  # undefined in msgpack
     b"\xc7\x0c\x01\x93\x91\x04\xa6object\xc4\x00",  # an array of Python objects
     b"\xc7\x0c\x01\x93\x91\x04\xa5int32\xc4\x01\x00",  # four numbers in one byte
-    b"\xc7\x0b\x01\x93\xa1x\xa5int32\xc4\x00\x00",  # a shape that is a word
-    b"\x81\xa1a" * 100 + b"\xc0",  # dicts without end
+    b"\xc7\x0b\x01\x93\xa1x\xa5int32\xc4\x00\x00",  # a string as shape
+    b"\x81\xa1a" * 100 + b"\xc0",  # deeply nested dicts
     struct.pack(">BI", 0xDF, 2**32 - 1),  # four billion entries
   ],
 )
@@ -358,30 +362,30 @@ def test_files_that_are_no_arrays(what, tmp_path):
 
 
 def test_unknown_extensions_are_passed_over(tmp_path):
-  """They are no parameters, and nothing is made of what they hold."""
+  """They are not parameters, and their content is ignored."""
   path = tmp_path / "file"
   path.write_bytes(b"\x82\xa1a\xc7\x02\x63\x80\x03\xa1b\xcd\x01\x00")
   assert flax_msgpack.read(path) == {"a": None, "b": 256}
 
 
 def test_chunks_that_are_gone_or_cut_off(tmp_path):
-  """TensorStore would read zeros for a file that is gone."""
+  """TensorStore would read a missing file as zeros."""
   folder = files.write(tmp_path / "one", files.parameters())
   array = folder / "target.decoder.layers_1.mlp.wo.kernel"
   chunk = array / "1.0"
   content = chunk.read_bytes()
   chunk.write_bytes(content[: len(content) // 2])
-  fails(folder, str(array), "copy the checkpoint again")
+  fails(folder, str(array), "Copy the checkpoint again")
   chunk.unlink()
-  fails(folder, str(array), "1 of its 2 chunks are there")
+  fails(folder, str(array), "only 1 of its 2 chunks exist")
   (array / ".zarray").write_text("{}")
-  fails(folder, str(array), "cannot be read as a zarr array of decoder/layers_1/mlp/wo/kernel")
+  fails(folder, str(array), "cannot be read as the zarr array decoder/layers_1/mlp/wo/kernel")
   (array / ".zarray").unlink()
   fails(folder, str(array), "does not exist")
 
 
 def test_what_is_no_checkpoint_of_t5x(tmp_path):
-  """Folders of t2t and of Hugging Face are told from T5X's."""
+  """Folders of t2t and Hugging Face are distinguished from T5X's."""
   (tmp_path / "state").mkdir()
   (tmp_path / "config.json").write_text("{}")
   (tmp_path / "notes.txt").write_text("nothing")
@@ -396,7 +400,7 @@ def test_what_is_no_checkpoint_of_t5x(tmp_path):
 
 @pytest.mark.exhaustive
 def test_what_was_read_leaves_nothing_behind(tmp_path):
-  """However many checkpoints a process looks at."""
+  """File handles are released in a process with many checkpoints."""
   folder = files.write(tmp_path / "checkpoint_7", files.parameters())
   counts = []
   for _ in range(3):
@@ -406,12 +410,12 @@ def test_what_was_read_leaves_nothing_behind(tmp_path):
   assert counts[2] - counts[1] < 100
 
 
-# ---- Two arrays for what a model has once ----------------------------------------------------------------------------
+# ---- Duplicate arrays ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stored", ["joined", "scanned"])
 def test_two_tables_of_relative_positions(stored, expected, tmp_path):
-  """By both of their names, of the stack or of each layer: equal ones are one, different ones are refused by name."""
+  """Under both names, of the stack or of each layer: equal tables are merged, different ones are an error."""
   params = files.parameters()
   one, other = (f"decoder/{name}/rel_embedding" for name in ("relpos_bias", "relative_posemb"))
   layers = {
@@ -424,19 +428,19 @@ def test_two_tables_of_relative_positions(stored, expected, tmp_path):
     assert "its decoder has the same table of relative positions under several names; one was kept" in found.notes
   differing = {name: x + 1 for name, x in layers.items()}
   for number, change in enumerate(({other: params[one] + 1}, differing), start=2):
-    with pytest.raises(UserError, match=rf"its decoder has two tables of relative positions that differ, {one} and "):
+    with pytest.raises(UserError, match=rf"its decoder has two different tables of relative positions, {one} and "):
       t5x.open_foreign(write(f"checkpoint_{number}", change))
 
 
 def test_layers_that_are_scanned_and_not(tmp_path):
-  """Both forms in one checkpoint are refused: one of them is left over."""
+  """A checkpoint with both forms is an error."""
   both = files.scanned(files.parameters(), axis=1) | files.parameters()
   with pytest.raises(UserError, match=r"decoder/layers/.*: unknown; found"):
     t5x.open_foreign(str(files.single_file(tmp_path / "checkpoint_0", both)))
 
 
 def test_an_array_that_is_there_twice(tmp_path):
-  """Under one name in the file, or under two that are one."""
+  """Under one name in the file, or under two equivalent ones."""
   path = tmp_path / "checkpoint_0"
   twice = b"\x82\xa6target\x82\xa1a\x01\xa1a\x02\xa5state\x80"
   path.write_bytes(twice)
@@ -444,5 +448,5 @@ def test_an_array_that_is_there_twice(tmp_path):
     flax_msgpack.read(epath.Path(path))
   tree = {"target": {"a": {"b": np.ones(2, np.float32)}, "a/b": np.zeros(2, np.float32)}}
   path.write_bytes(serialization.to_bytes({"version": 3, "optimizer": tree}))
-  with pytest.raises(UserError, match="two of its arrays are called a/b"):
+  with pytest.raises(UserError, match="two of its arrays have the name a/b"):
     t5x.open_foreign(str(path))

@@ -1,4 +1,4 @@
-"""docs/gin.md has what the code takes, tells and refuses of T5X's gin files, and nothing else."""
+"""docs/gin.md lists exactly the converted, reported and refused bindings of T5X's gin files."""
 
 import re
 
@@ -17,7 +17,7 @@ def plain(name: str) -> str:
 
 
 def taken() -> list[str]:
-  """A row for each function: its parameters, and what they are in a config."""
+  """Returns a row for each function: its parameters, and their config keys."""
   found: dict[str, dict[str, str]] = {}
   keys = {**gin_names.SAME, **gin_names.ADAFACTOR, **gin_names.ADAMW, **gin_names.SAME_OF_EVAL}
   words = {plain(name): f"`{key}`" for name, key in keys.items()} | gin_names.TAKEN
@@ -31,7 +31,7 @@ def taken() -> list[str]:
 
 
 def told() -> list[str]:
-  """A row for each reason."""
+  """Returns a row for each reason."""
   found: dict[str, list[str]] = {}
   for name, why in gin_names.TOLD.items():
     found.setdefault(why, []).append(f"`{name}`")
@@ -39,7 +39,7 @@ def told() -> list[str]:
 
 
 def refused() -> list[str]:
-  """A row for each parameter, with the values that are none, for they say what t2t does."""
+  """Returns a row for each parameter, with the values that match t2t's behavior."""
   found = []
   for name, why in gin_names.REFUSED.items():
     harmless = gin_names.HARMLESS.get(name) or ()
@@ -53,7 +53,7 @@ def mixtures() -> list[str]:
 
 
 def rows(heading: str) -> list[str]:
-  """The rows of the table under a heading, without its first two lines."""
+  """Returns the rows of the table under a heading, without its first two lines."""
   section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
   return [line for line in section.splitlines() if line.startswith("|")][2:]
 
@@ -75,7 +75,7 @@ def test_the_mixtures():
 
 
 def test_every_key_that_is_named_is_there():
-  """A row that says `model.embed_dim` names a key of the config."""
+  """Each `model.embed_dim` in a row is a config key."""
   config = load_config("t5_1_1_small")
   named = re.findall(r"`((?:model|data|train|optimizer|eval|checkpoint|init|mesh)\.\w+)`", "\n".join(taken()))
   assert len(named) > 50
@@ -85,7 +85,7 @@ def test_every_key_that_is_named_is_there():
 
 
 def test_files_that_are_known_are_named():
-  """Each that the page names is known without T5X, and those of every family are named."""
+  """Each file in the page is built in, and each family has one."""
   named = re.findall(r"`((?:t5x|flaxformer)/[\w/]+\.gin)`", PAGE)
   assert len(named) > 8
   for path in named:
@@ -93,7 +93,7 @@ def test_files_that_are_known_are_named():
 
 
 def test_no_parameter_has_two_answers():
-  """What is told is neither taken nor refused."""
+  """Reported bindings are neither converted nor refused."""
   told_of, taken_of = set(gin_names.TOLD), set(gin_names.TAKEN) | set(map(plain, gin_names.SAME))
   assert not told_of & taken_of - set(gin_names.WIRING) - {"DatasetConfig.seed"}
   assert not told_of & set(gin_names.REFUSED)

@@ -18,7 +18,7 @@ from t2t.models.adapters.prompt import PromptConfig
 ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
 SOME = LoraConfig(rank=2, alpha=2.5, rslora=True, dropout=0.25, targets=("attention/query", "attention/value"))
 CLASS = ({"name": "nli", "kind": "class", "num_classes": 3, "labels": ("no", "yes", "maybe")},)
-SQUARE = dict(head_dim=4, init_scale=0.02)  # as all of theirs are
+SQUARE = dict(head_dim=4, init_scale=0.02)  # required by Hugging Face
 BERT, ALBERT, GPT2 = (dataclasses.replace(toy.KINDS[name], **SQUARE) for name in ("bert", "albert", "gpt2"))
 GPT2 = dataclasses.replace(GPT2, scale_attention=True)
 KINDS = {
@@ -31,7 +31,7 @@ KINDS = {
 
 
 def written(config, lora, folder, **options):
-  """A folder of theirs with random numbers, and these by their paths here."""
+  """Writes a PEFT folder with random numbers; returns them by t2t path."""
   arrays = shared.random_adapter(config, {"lora": lora})
   below = shared.tensors(foreign.random_params(config))
   peft.save(config, {"lora": lora}, shared.tensors(arrays), below, epath.Path(folder), where="RUN", **options)
@@ -39,7 +39,7 @@ def written(config, lora, folder, **options):
 
 
 def open_adapter(folder, config, **options):
-  """On top of a model of random numbers, which has no head for the task yet."""
+  """Opens an adapter with a random base without the task's head."""
   config = dataclasses.replace(config, heads=(), vocabulary_head=True)
   base = dataclasses.replace(foreign.in_memory(config, foreign.random_params(config)), path=epath.Path("BASE"))
   return peft.open_adapter(str(folder), base, **options)
@@ -48,7 +48,7 @@ def open_adapter(folder, config, **options):
 @pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_and_back_every_bit_is_the_same(kind, lora, tmp_path):
-  """Ranks, alpha, what is adapted, and the numbers."""
+  """Ranks, alpha, targets, and numbers."""
   config = KINDS[kind]
   arrays = written(config, lora, tmp_path / "out")
   found = open_adapter(tmp_path / "out", config, head="nli" if config.heads else "")
@@ -63,7 +63,7 @@ def test_there_and_back_every_bit_is_the_same(kind, lora, tmp_path):
 
 
 def test_of_columns_theirs_has_the_length_and_ours_what_it_is_more(tmp_path):
-  """As many bits as the sum has; theirs come back as they were where no column is half or twice as long as it was."""
+  """Exact up to the rounding of a sum; PEFT's values are restored if no column is far from its old length."""
   config, lora = KINDS["t5_1_1"], dataclasses.replace(SOME, dora=True)
   arrays = written(config, lora, tmp_path / "out")
   lengths = np.linalg.norm(foreign.random_params(config)["encoder/layers/self_attention/value"][1], axis=0)
@@ -88,7 +88,7 @@ IA3 = {"paper": Ia3Config(), "all": Ia3Config(targets=("attention/", "mlp/"))}
 @pytest.mark.parametrize("targets", IA3)
 @pytest.mark.parametrize("kind", [*KINDS, "gpt2"])
 def test_of_vectors_what_is_multiplied_with_is_the_same_there_and_back(kind, targets, tmp_path):
-  """Theirs bit for bit, where it is at least a half; ours is how much more than one that is."""
+  """PEFT's factors are restored if at least a half; t2t stores the difference from one."""
   config, adapters = (KINDS | {"gpt2": GPT2})[kind], {"ia3": IA3[targets]}
   arrays = {
     path: np.maximum(x, np.float32(-0.5)) if path.endswith("ia3") else x
@@ -100,7 +100,7 @@ def test_of_vectors_what_is_multiplied_with_is_the_same_there_and_back(kind, tar
   assert found.section == "ia3"
   for path, x in arrays.items():
     np.testing.assert_array_equal(1 + found.tensors[path].read(), 1 + x, err_msg=path)
-  # What is one matrix there is multiplied with ones where ours is not.
+  # A concatenated matrix gets factors of one for parts without an adapter.
   for path in found.tensors.keys() - arrays.keys():
     assert kind == "gpt2" and path.endswith("query/ia3") and not np.any(found.tensors[path].read())
   again = {"ia3": Ia3Config(**found.config)}
@@ -110,7 +110,7 @@ def test_of_vectors_what_is_multiplied_with_is_the_same_there_and_back(kind, tar
 
 
 def test_vectors_lie_as_theirs(tmp_path):
-  """Along the inputs of what ends a branch, along the outputs of all others; those that read are named twice."""
+  """Vectors scale the inputs of a branch's last matrix, and the outputs of others; PEFT lists the former twice."""
   config = KINDS["t5_1_1"]
   arrays = shared.random_adapter(config, {"ia3": IA3["paper"]})
   peft.save(config, {"ia3": IA3["paper"]}, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
@@ -128,7 +128,7 @@ def test_vectors_lie_as_theirs(tmp_path):
     open_adapter(tmp_path / "out", config)
 
 
-# ---- What stands in front --------------------------------------------------------------------------------------------
+# ---- Prompts and prefixes --------------------------------------------------------------------------------------------
 
 FRONTS = [
   ("t5_1_1", {"prompt": PromptConfig(length=5)}),
@@ -141,7 +141,7 @@ FRONTS = [
 
 
 def save_front(kind, adapters, folder, **fields):
-  """A folder of theirs with random numbers, and these by their paths here."""
+  """Writes a PEFT folder of a prompt or prefix with random numbers; returns them by t2t path."""
   config = dataclasses.replace(KINDS[kind], **fields)
   arrays = shared.random_adapter(config, adapters)
   peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(folder), where="RUN")
@@ -150,7 +150,7 @@ def save_front(kind, adapters, folder, **fields):
 
 @pytest.mark.parametrize(("kind", "adapters"), FRONTS, ids=[f"{kind}-{next(iter(each))}" for kind, each in FRONTS])
 def test_what_stands_in_front_is_the_same_there_and_back(kind, adapters, tmp_path):
-  """Bit for bit; a network that makes a prefix is folded into what it makes, to the last bits."""
+  """Bit-identical; the network of a prefix is folded into its output, up to rounding."""
   arrays = save_front(kind, adapters, tmp_path / "out")
   found = open_adapter(tmp_path / "out", KINDS[kind], head="nli" if KINDS[kind].heads else "")
   ((section, config),) = adapters.items()
@@ -178,20 +178,25 @@ def test_what_stands_in_front_is_the_same_there_and_back(kind, adapters, tmp_pat
 @pytest.mark.parametrize(
   ("kind", "fields", "adapters", "message"),
   [
-    ("t5_1_1", {}, {"prefix": PrefixConfig()}, "config.prefix.sides=encoder,decoder: PEFT's prefix is the decoder's"),
-    ("bert", {}, {"prompt": PromptConfig()}, "a prompt is exchanged with PEFT for models that write"),
-    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; here is no head"),
+    (
+      "t5_1_1",
+      {},
+      {"prefix": PrefixConfig()},
+      "config.prefix.sides=encoder,decoder: PEFT supports a prefix only in the decoder",
+    ),
+    ("bert", {}, {"prompt": PromptConfig()}, "t2t converts prompts only for generative models"),
+    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; the model has no head"),
     ("llama", {"scale_embedding": True, "norm_offset": True}, {"prompt": PromptConfig()}, "config.model.scale_embed"),
     ("llama", {}, {"prompt": PromptConfig(also_train=("norm",))}, None),
   ],
 )
 def test_what_means_something_else_there_is_not_written(kind, fields, adapters, message, tmp_path):
-  """With the reason; nothing is there then."""
+  """The message contains the reason, and nothing is written."""
   config = dataclasses.replace(KINDS[kind], **fields)
   arrays = shared.random_adapter(config, adapters)
   if message is None:
     arrays["decoder/norm/scale"] = np.ones(16, np.float32)
-    message = "decoder/norm/scale was trained besides"
+    message = "decoder/norm/scale was trained, too"
   with pytest.raises(UserError, match=message):
     peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
   assert not (tmp_path / "out").exists()
@@ -200,17 +205,21 @@ def test_what_means_something_else_there_is_not_written(kind, fields, adapters, 
 @pytest.mark.parametrize(
   ("front", "fields", "message"),
   [
-    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': must be a whole number, at least 1"),
+    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': is not a whole number of at least 1"),
     (0, {"num_virtual_tokens": 6}, r"prompt_embeddings: expected \[6, 16\], found \[5, 16\]"),
-    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': must be 1 or 2"),
-    (2, {"num_transformer_submodules": 1}, "num_transformer_submodules=1: PEFT's prefix of an encoder-decoder has 2"),
+    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': is neither 1 nor 2"),
+    (
+      2,
+      {"num_transformer_submodules": 1},
+      "num_transformer_submodules=1: PEFT requires 2 for a prefix of an encoder-decoder",
+    ),
     (3, {"num_attention_heads": 4}, "num_attention_heads=4: the base's keys and values have 2"),
     (3, {"num_layers": 2}, "num_layers=2: the base has 3"),
-    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix has nothing like it"),
+    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix does not support it"),
   ],
 )
 def test_sizes_of_what_stands_in_front_are_the_bases(front, fields, message, tmp_path):
-  """Named by their fields, before a tensor is read."""
+  """The message contains the field, before a tensor is read."""
   kind, adapters = FRONTS[front]
   save_front(kind, adapters, tmp_path / "out")
   spoil(tmp_path / "out", **fields)
@@ -219,7 +228,7 @@ def test_sizes_of_what_stands_in_front_are_the_bases(front, fields, message, tmp
 
 
 def test_the_file_is_as_theirs(tmp_path):
-  """Names, shapes, and what the matrices are: theirs are [out, in], and their product is W's."""
+  """Names, shapes, and the matrices' layout: PEFT's are [out, in], and their product is added to W."""
   arrays = written(KINDS["t5_1_1"], SOME, tmp_path / "out")
   found = foreign.safetensors(tmp_path / "out")
   name = "base_model.model.decoder.block.2.layer.1.EncDecAttention.v"
@@ -242,21 +251,23 @@ def test_the_file_is_as_theirs(tmp_path):
   [
     (("attention/out",), ["attention.output.dense"]),
     (("mlp/up",), ["intermediate.dense"]),
-    # "output.dense" is what ends the other's name as well.
+    # "output.dense" is also the ending of another name.
     (("mlp/down",), ["0.output.dense", "1.output.dense", "2.output.dense"]),
     (("attention/out", "mlp/down"), ["output.dense"]),
   ],
 )
 def test_endings_of_names_fit_what_is_adapted_and_nothing_else(targets, expected, tmp_path):
-  """The shortest that do; BERT calls three matrices dense, and two more of its heads."""
+  """The shortest endings; BERT has three matrices called dense, and two more in its heads."""
   written(BERT, LoraConfig(rank=2, targets=targets), tmp_path / "out")
   assert json.loads((tmp_path / "out/adapter_config.json").read_text())["target_modules"] == expected
 
 
 def test_what_is_one_matrix_there_has_one_product(tmp_path):
-  """GPT-2's query, key and value, adapted each by itself, have no counterpart; of theirs each has its columns."""
+  """Separate adapters of GPT-2's query, key and value have no counterpart; PEFT's is split by columns."""
   config = GPT2
-  with pytest.raises(UserError, match="transformer.h.0.attn.c_attn is one matrix there, query, key, value here"):
+  with pytest.raises(
+    UserError, match="transformer.h.0.attn.c_attn is one matrix in transformers, but query, key, value in t2t"
+  ):
     written(config, ALL, tmp_path / "refused")
   assert not (tmp_path / "refused").exists()
   arrays = shared.random_adapter(config, {"lora": ALL})
@@ -279,26 +290,29 @@ def spoil(folder, **fields):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora has nothing like it"),
-    ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora has nothing'),
-    ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora has nothing"),
-    ({"bias": "all"}, 'bias="all": config.lora has nothing'),
-    ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora has nothing'),
-    ({"invented_later": 0.5}, "invented_later=0.5: config.lora has nothing"),
-    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA, IA3"),
-    ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
-    ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM': BASE is encoder-decoder, whose task type is SEQ_2_SEQ_LM"),
-    ({"r": 0}, "r=0: must be a whole number, at least 1"),
-    ({"r": True}, "r='True': must be a number"),
-    ({"lora_dropout": 1.0}, "lora_dropout=1.0: must be at least 0 and below 1"),
-    ({"use_dora": "yes"}, "use_dora='yes': must be true or false"),
+    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora does not support it"),
+    ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora does not support'),
+    ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora does not support"),
+    ({"bias": "all"}, 'bias="all": config.lora does not support'),
+    ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora does not support'),
+    ({"invented_later": 0.5}, "invented_later=0.5: config.lora does not support"),
+    ({"peft_type": "BOFT"}, "peft_type='BOFT': unsupported; t2t reads LORA, IA3"),
+    ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': unsupported; t2t reads CAUSAL_LM"),
+    (
+      {"task_type": "CAUSAL_LM"},
+      "task_type='CAUSAL_LM': does not fit BASE, which is encoder-decoder: its task type is SEQ_2_SEQ_LM",
+    ),
+    ({"r": 0}, "r=0: is not a whole number of at least 1"),
+    ({"r": True}, "r='True': is not a number"),
+    ({"lora_dropout": 1.0}, "lora_dropout=1.0: is not at least 0 and below 1"),
+    ({"use_dora": "yes"}, "use_dora='yes': is neither true nor false"),
     ({"use_dora": True}, "q.lora_magnitude_vector: missing"),
     ({"r": 5}, r"q.lora_A.weight: expected \[5, 16\], found \[2, 16\]"),
-    ({"lora_alpha": "16"}, "lora_alpha='16': must be a number"),
+    ({"lora_alpha": "16"}, "lora_alpha='16': is not a number"),
   ],
 )
 def test_a_field_that_says_what_t2t_cannot_is_named(fields, message, tmp_path):
-  """Before a tensor is read; what is off, empty or at a harmless default is passed over."""
+  """The error comes before a tensor is read; disabled, empty and harmless fields are ignored."""
   config = KINDS["t5_1_1"]
   written(config, SOME, tmp_path / "out")
   spoil(tmp_path / "out", peft_version="0.21.2", megatron_core="megatron.core", qalora_group_size=16, loftq_config={})
@@ -321,12 +335,12 @@ NAME = "base_model.model.encoder.block.{}.layer.0.SelfAttention.q.lora_{}.weight
     ),
     (
       lambda found: [found.pop(NAME.format(1, part)) for part in "AB"],
-      "adapts .*block.0.layer.0.SelfAttention.q and not .*block.1.layer.0.SelfAttention.q; t2t adapts .* all layers",
+      "adapts .*block.0.layer.0.SelfAttention.q, but not .*block.1.layer.0.SelfAttention.q; t2t adapts .* all layers",
     ),
   ],
 )
 def test_tensors_that_do_not_belong_together_are_refused(change, message, tmp_path):
-  """By name: one that is missing, one that nothing reads, and a layer that is not adapted."""
+  """The message contains a missing name, an unknown one, or a layer without an adapter."""
   config = KINDS["t5_1_1"]
   written(config, SOME, tmp_path / "out")
   found = foreign.safetensors(tmp_path / "out")
@@ -337,7 +351,7 @@ def test_tensors_that_do_not_belong_together_are_refused(change, message, tmp_pa
 
 
 def test_files_of_others_are_read_within_bounds(tmp_path):
-  """Pickles are not opened, a number that is none is found, and JSON may be anything."""
+  """Pickles are not opened, NaN is an error, and JSON may have any content."""
   config = KINDS["t5_1_1"]
   written(config, SOME, tmp_path / "out")
   content = foreign.safetensors(tmp_path / "out")

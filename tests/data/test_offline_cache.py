@@ -425,7 +425,7 @@ def test_a_failure(data, capsys):
   for options, message in [
     (("--splits", "test"), "--splits test: cache_test_pairs has no such split; it has train, validation"),
     (("--runner", "NoRunner"), "--runner NoRunner: Unexpected pipeline runner"),
-    (("--extra_ids", "5"), "--extra_ids 5: only with --vocabulary"),
+    (("--extra_ids", "5"), "--extra_ids 5: needs --vocabulary"),
     (("--vocabulary", "/nowhere"), "--vocabulary /nowhere: no such file"),
     (("--mixture", "cache_test_pair"), "--mixture cache_test_pair: no task or mixture of that name; the nearest are"),
   ]:

@@ -80,7 +80,7 @@ def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, o
   ("arguments", "line", "message"),
   [
     ([], {"adapter": "law"}, "line 1: selects the adapter 'law', but none is loaded; give --adapter law=RUN"),
-    (["--adapter", "law"], {}, "--adapter law: give NAME=RUN"),
+    (["--adapter", "law"], {}, "--adapter law: is not NAME=RUN"),
     (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: a is A already"),
     (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': unknown name; known are a"),
     (["--adapter", "a=A"], {"adapter": 3}, "line 1: adapter '3': unknown name; known are a"),
@@ -104,7 +104,7 @@ def test_lines_of_text_can_name_none(tmp_path, capsys):
   (tmp_path / "in.txt").write_text("the quick\n")
   files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
   assert command.main(["infer", "--checkpoint", str(base), "--adapter", f"a={own}", *files]) == 2
-  assert "can name none; give a .jsonl file" in " ".join(capsys.readouterr().err.split())
+  assert "cannot select an adapter. Give a .jsonl file" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.exhaustive

@@ -265,7 +265,7 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
     ({"text": "a"}, ("--head=pair",), "line 1: has no field 'inputs'"),
     ({"inputs": "a"}, (), "has several heads; give --head with one of "),
     ({"inputs": "a"}, ("--head=pairs",), "--head pairs: unknown in --checkpoint"),
-    ({"inputs": "a"}, ("--head=pair", "--beam=4"), "is asked by its head and writes nothing"),
+    ({"inputs": "a"}, ("--head=pair", "--beam=4"), "predicts with a head and generates no text"),
     ({"inputs": "a"}, ("--head=pair", "--top=4"), "fills no blanks"),
     (
       {"inputs": "a"},

@@ -365,5 +365,5 @@ def test_heads_are_trained_beside_an_adapter():
 def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path, capsys):
   """Random matrices that never change would learn nothing."""
   assert command.main(["train", "--config=tiny_t5", "--config.lora.rank=2", "--workdir", str(tmp_path / "run")]) == 2
-  assert "config.lora changes a model that is trained already" in capsys.readouterr().err
+  assert "config.lora: adapts a trained model without changing its parameters" in capsys.readouterr().err
   assert not (tmp_path / "run").exists()

@@ -140,7 +140,7 @@ def test_a_matrix_of_logits_that_the_config_ties(case, folder):
   without = folder(name, lambda found: {key: x for key, x in found.items() if key != copy}, tie_word_embeddings=True)
   expected = their_logits(tied, name)
   if name == "t5":
-    assert f"{copy} is another matrix than {original}" in refusal(tied)
+    assert f"{copy} differs from {original}" in refusal(tied)
     assert np.allclose(expected, their_logits(without, name), atol=1e-4) != IS_5
     return
   assert ("transformers 4 scales them" if name == "mt5" else f"{copy} is another matrix: it is kept") in notes(tied)
@@ -195,7 +195,7 @@ def test_two_biases_of_logits(case, folder):
   if read(untied) == copy:
     np.testing.assert_allclose(our_logits(untied, name), their_logits(untied, name), atol=1e-4)
   alone = folder(name, lambda found: found | {head: found[table] + 1}, tie_word_embeddings=False)
-  assert f"{copy} is not there: {original} is taken, as transformers 4 does; 5 starts {copy} at zero" in notes(alone)
+  assert f"{copy} is missing: {original} is used, as in transformers 4; 5 initializes {copy} with zero" in notes(alone)
   bias = theirs(alone, name).get_output_embeddings().bias.detach().numpy()
   np.testing.assert_array_equal(bias, np.zeros_like(bias) if IS_5 else foreign.safetensors(alone)[original])
 

@@ -365,7 +365,7 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
   [
     (["--topology", "v9:1x1"], "--topology v9:1x1: unknown TPU topology"),
     (["--slices", "2"], "--slices 2: needs --topology"),
-    (["--price", "4"], "--price 4: needs --tokens"),
+    (["--price", "4"], "--price 4: needs a number of tokens. Give --tokens"),
     (["--tokens", "-1"], "argument --tokens: is -1; give a finite number, above 0"),
     (["--tokens", "1e9", "--price", "0"], "argument --price: is 0; give a finite number, above 0"),
     (["--search", "--max_compiles", "0"], "argument --max_compiles: is 0; give a whole number, 1 or more"),

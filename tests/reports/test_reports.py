@@ -345,6 +345,6 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, capsys):
 
 def test_a_folder_without_runs_is_told(tmp_path, capsys):
   (tmp_path / "empty").mkdir()
-  for name, expected in (("empty", "looked in it and in two folders below"), ("nowhere", "not there")):
+  for name, expected in (("empty", "neither it nor two levels of folders below contain"), ("nowhere", "not there")):
     assert command.main(["runs", str(tmp_path / name)]) == 2
     assert expected in capsys.readouterr().err

@@ -434,7 +434,7 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
   resumed = arguments(text, workdir, *_GOES_ON, *TWO["fsdp"])
   codes, logs = Processes(2, 2, [resumed], cache=tmp_path).wait()
   assert codes == [0, 0], logs
-  said = "checkpoints/4 is damaged, and set aside as damaged_4; going on from step 3"
+  said = "checkpoints/4: is damaged, and set aside as damaged_4; resuming from step 3"
   assert [log.count(said) for log in logs] == [1, 0]
   assert_same_losses(workdir, alone / "one" / "train", steps=4)
   step = epath.Path(workdir / "checkpoints" / "4")
@@ -469,8 +469,8 @@ def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
 def test_two_processes_go_back_together(wild):
   """Up to the limit of rollbacks, then both end and the batch is saved."""
   workdir, logs = wild
-  assert [log.count("going back to step 1, and passing over the 1 batches behind it") for log in logs] == [1, 0]
-  assert all("has gone back 1 times, and config.nan_policy.max_rollbacks=1" in log for log in logs)
+  assert [log.count("rolling back to step 1, and skipping the 1 batches after it") for log in logs] == [1, 0]
+  assert all("has rolled back 1 times, the limit of config.nan_policy.max_rollbacks=1" in log for log in logs)
   assert json.loads((workdir / "went_back.jsonl").read_text()) == {"checkpoint": 1, "step": 2}
   assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
 
@@ -482,4 +482,4 @@ def test_two_processes_look_where_a_number_arose(wild, tmp_path):
   codes, logs = Processes(2, 1, [replay], cache=tmp_path).wait()
   assert codes == [0, 0], logs
   assert "first place    infinity, backward, by mul at models/layers.py" in logs[0], logs
-  assert "of 8, of stream" in logs[0] and "where the number arose" in logs[0] and "first place" not in logs[1]
+  assert "of 8, of stream" in logs[0] and "first NaN or Inf" in logs[0] and "first place" not in logs[1]

@@ -289,7 +289,7 @@ def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
   (score,) = json.loads(content)["scores"]
   assert score == pytest.approx(t2t.load(workdir).score(["lazy dog"], ["box"])[0], rel=1e-5)
   assert score == pytest.approx(loaded(kind).score(["sum: lazy dog"], ["box"])[0], rel=1e-5)
-  assert "began each input with 'sum: '" in tensor_writer.open_foreign(str(workdir)).notes[0]
+  assert "trained with the prefix 'sum: ' before each input" in tensor_writer.open_foreign(str(workdir)).notes[0]
 
 
 @pytest.mark.exhaustive

@@ -225,7 +225,7 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
   assert restore.checkpoint_folder("gs://bucket/cut_off").name == "6"
-  with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
+  with pytest.raises(UserError, match="checkpoints/8: was not saved completely .*commit_success.txt"):
     restore.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
@@ -245,7 +245,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   gcs.write(largest, bytes(content))
   asked, before = len(gcs.requests), gcs.sizes(f"{name}/checkpoints/3/")
   assert verify.of_step(workdir / "checkpoints" / "3") == [
-    f"{largest.removeprefix(f'{name}/checkpoints/3/')} has other bytes than were saved"
+    f"{largest.removeprefix(f'{name}/checkpoints/3/')} does not match its checksum"
   ]
   assert not [request for request, _ in gcs.requests[asked:] if "/state" in request and "alt=media" in request]
   assert command.main(["checkpoint", "verify", f"gs://bucket/{name}"]) == 1
@@ -260,7 +260,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   assert verify.steps(workdir / "checkpoints") == [1, 2]  # its marker was moved first
   aside = gcs.sizes(f"{name}/checkpoints/damaged_3/")
   assert {each.replace("/damaged_3/", "/3/"): size for each, size in aside.items()} == before
-  assert "going on from step 2" not in capsys.readouterr().err
+  assert "resuming from step 2" not in capsys.readouterr().err
   verify.set_aside(workdir / "checkpoints")
   reopened = manager.Checkpoints(workdir, keep=3)
   assert reopened.latest_step() == 2
@@ -270,7 +270,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   assert command.main(["checkpoint", "prune", f"gs://bucket/{name}", "--keep", "2", "--yes"]) == 0
   assert not gcs.sizes(f"{name}/checkpoints/1/") and verify.steps(workdir / "checkpoints") == [2, 4]
   assert command.main(["checkpoint", "list", f"gs://bucket/{name}"]) == 0
-  assert "damaged_3: was found damaged" in capsys.readouterr().out
+  assert "damaged_3: set aside because it was damaged" in capsys.readouterr().out
   assert gcs.sizes(f"{name}/checkpoints/damaged_3/") == aside
 
 
@@ -491,7 +491,7 @@ def test_a_run_in_a_bucket_goes_back_and_its_step_is_done_again(gcs, monkeypatch
   before = gcs.sizes("went_back/")
   # From the checkpoint of the rollback, with the skipped batches.
   assert command.main(["replay", "gs://bucket/went_back", "--step", "3"]) == 0
-  assert "replayed from step 2" in (out := capsys.readouterr().out) and "bit for bit as it was recorded" in out
+  assert "replayed from step 2" in (out := capsys.readouterr().out) and "bit-identical to the recorded loss" in out
   assert gcs.sizes("went_back/") == before
 
 
@@ -534,7 +534,7 @@ def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
   checkpoints.close()
   with monkeypatch.context() as patch:
     patch.setattr(ocp.CheckpointManager, "all_steps", lambda *arguments, **options: [])
-    with pytest.raises(Away, match=r"lacked step 3, which is there.*goes on from what was saved"):
+    with pytest.raises(Away, match=r"lacked step 3, which exists.*resumes from the saved steps"):
       saver("gs://bucket/listed")
   again = saver("gs://bucket/listed")
   assert again.latest_step() == 3

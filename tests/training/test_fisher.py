@@ -296,7 +296,9 @@ def test_information_that_holds_nothing_is_told():
   found = estimate_fisher.FisherInformation(diagonal, diagonal, 3, config)
   source = types.SimpleNamespace(path="runs/old")
   lines = list(fisher_command._lines(found, source, "out", packed=False))
-  assert "it holds nothing" in lines[-1] and not any("anchor" in line for line in lines)
+  assert "every gradient of these examples is 0, so EWC has no effect" in lines[-1] and not any(
+    "anchor" in line for line in lines
+  )
 
 
 @pytest.mark.exhaustive
@@ -331,9 +333,10 @@ def test_information_of_another_model_is_refused(information, tmp_path, capsys):
   assert command.main([*trained.arguments("encoder_decoder", tmp_path / "other"), "--config.train.seed=3"]) == 0
   told = refused(capsys, tmp_path / "run", information, f"--config.init.checkpoint={tmp_path / 'other'}")
   assert re.search(
-    f"config.init.checkpoint=.*other.* is another model than that which config.optimizer.fisher={information}", told
+    f"config.init.checkpoint=.*other.* is not the model that config.optimizer.fisher={information} was computed for",
+    told,
   )
-  assert f"which lay at {other}" in told and "has the digest" in told
+  assert f"which was at {other}" in told and "has the digest" in told
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
   wide = (
     "--config.init.resize=embed/table,head",
@@ -341,15 +344,15 @@ def test_information_of_another_model_is_refused(information, tmp_path, capsys):
     "--config.init.use_model_config=False",
   )
   told = refused(capsys, tmp_path / "run", information, *wide)
-  assert re.search(r"is of a model whose embed/table is \[384, 16\], .*; here it is \[392, 16\]", told)
+  assert re.search(r"embed/table has shape \[384, 16\] in it, .*, but \[392, 16\] in this run", told)
   told = refused(capsys, tmp_path / "run", information, "--config.init.reinit=decoder/norm")
-  assert "holds decoder/norm/scale where it was, and config.init has it begin afresh; let go of it" in told
+  assert "anchors decoder/norm/scale, which config.init initializes with other values. Exclude it" in told
   told = refused(capsys, tmp_path / "run", information, "--config.init.parameters=False")
-  assert "holds a run near the checkpoint that it is of: give that, config.init.checkpoint" in told
+  assert "anchors a run at a checkpoint. Give --config.init.checkpoint=PATH, the one that it was computed for" in told
   told = refused(capsys, tmp_path / "run", base())
-  assert "is a checkpoint, and no Fisher information; `t2t fisher" in told
+  assert "is a checkpoint, not Fisher information. Compute it by `t2t fisher" in told
   told = refused(capsys, tmp_path / "run", information, f"--config.init.checkpoint={information}")
-  assert "is Fisher information, and no model; give it as config.optimizer.fisher" in told
+  assert "is Fisher information, not a model. Give it as --config.optimizer.fisher" in told
 
 
 def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
@@ -362,7 +365,9 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   shapes = {
     "decoder/norm/scale": jax.ShapeDtypeStruct(norm.shape, jnp.float32, sharding=sharding.replicated(mesh_of("one")))
   }
-  with pytest.raises(UserError, match="is of .*gone, which is not there any more; bring it back, or say where"):
+  with pytest.raises(
+    UserError, match="was computed for .*gone, which no longer exists. Restore it, or give its new path"
+  ):
     fisher_store._initial(gone, config, shapes)
   found = fisher_store._initial(gone, config.with_(init={"checkpoint": str(tmp_path / "copy")}), shapes)
   assert found["decoder/norm/scale"].shape == norm.shape

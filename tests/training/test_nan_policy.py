@@ -224,7 +224,7 @@ def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp
   with monkeypatch.context() as patch:
     poison(patch, 5)
     assert command.main(arguments(text, whole, *back)) == 0
-    assert "going back to step 3, and passing over the 2 batches behind it" in capsys.readouterr().err
+    assert "rolling back to step 3, and skipping the 2 batches after it" in capsys.readouterr().err
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
   assert json.loads((whole / "went_back.jsonl").read_text()) == {"checkpoint": 3, "step": 5}
@@ -249,7 +249,7 @@ def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp
 )
 def test_a_turn_that_is_none_is_named(line, tmp_path):
   (tmp_path / "went_back.jsonl").write_text('{"checkpoint": 12, "step": 17}\n' + line)
-  with pytest.raises(UserError, match=r"went_back.jsonl, line 2: not a turn"):
+  with pytest.raises(UserError, match=r"went_back.jsonl, line 2: is not a rollback"):
     rollback.turns(epath.Path(tmp_path))
 
 
@@ -258,9 +258,9 @@ def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, m
   poison(monkeypatch, 2)
   back = ("--config.nan_policy.on_nonfinite=rollback", "--config.checkpoint.save_interval_steps=1")
   assert command.main(arguments(text, tmp_path / "limit", *back, "--config.nan_policy.max_rollbacks=0")) == 2
-  assert "has gone back 0 times, and config.nan_policy.max_rollbacks=0" in capsys.readouterr().err
+  assert "has rolled back 0 times, the limit of config.nan_policy.max_rollbacks=0" in capsys.readouterr().err
   assert command.main(arguments(text, tmp_path / "none", back[0])) == 2
-  assert "there is no checkpoint to go back to: lower config.checkpoint.save_interval_steps" in capsys.readouterr().err
+  assert "there is no checkpoint for a rollback. Lower config.checkpoint.save_interval_steps" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -38,7 +38,7 @@ def test_a_step_is_what_it_was_and_the_run_is_left_alone(run, capsys):
   assert command.main(["replay", str(run), "--step", "4", "--rows", "2"]) == 0
   out = capsys.readouterr().out
   loss = test_train.losses(run)[4]
-  assert "step 4, replayed from step 2" in out and f"{loss!r}, bit for bit as it was recorded" in out
+  assert "step 4, replayed from step 2" in out and f"{loss!r}, bit-identical to the recorded loss" in out
   assert out.count("of stream") == 2 and "row 1 of 8, of stream 0 of 2" in out
   assert any(word in out for word in ("jumps", "wizards", "quick")) and "first place" not in out
   assert content(run) == before
@@ -52,7 +52,7 @@ def test_another_loss_than_the_one_recorded_is_told(run, tmp_path, capsys):
   changed = [row | {"train/loss": row["train/loss"] + 1} if "train/loss" in row else row for row in rows]
   (other / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
   assert command.main(["replay", str(other), "--step", "4", "--rows", "0"]) == 1
-  assert "another by -1" in capsys.readouterr().out
+  assert "differs by -1" in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive

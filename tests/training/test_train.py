@@ -470,16 +470,16 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   keys += ("checkpoint.retry_seconds=9", "eval.max_examples=3")
   assert command.main(arguments(text, workdir, *(f"--config.{key}" for key in keys))) == 0
   told = capsys.readouterr().err
-  assert "resuming from step 3\n  with another config." in told and told.count("with another config.") == 5
-  assert "  and 2 more keys that are not as they were\n" in told
+  assert "resuming from step 3\n  changed config." in told and told.count("\n  changed config.") == 5
+  assert "  and 2 more changed keys\n" in told
   # The run resumes from its own parameters, so another model needs no further steps.
   assert command.main(arguments(text, workdir, "--config.train.steps=4", f"--config.init.checkpoint={tmp_path}")) == 0
   told = capsys.readouterr().err
-  assert f"\n  without config.init.checkpoint={tmp_path}: the run has parameters of its own" in told
-  assert "another config.init" not in told
+  assert f"\n  ignoring config.init.checkpoint={tmp_path}: a resumed run has its own parameters" in told
+  assert "changed config.init" not in told
   assert command.main(arguments(text, workdir, "--config.train.steps=2", "--config.model.embed_dim=32")) == 2
   error = capsys.readouterr().err
-  assert "embed_dim=16, and is another one), beyond config.train.steps=2; give another workdir" in error
+  assert "(of another model: embed_dim=16), beyond config.train.steps=2. Give another workdir" in error
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""Gin files of T5X, read as what t2t runs: a config, a checkpoint, options."""
+"""Conversion of T5X's gin files to a config, a checkpoint and options."""
 
 from t2t.convert.gin.bindings import Gin, read
 from t2t.convert.gin.config import ConvertedGin, main, to_config

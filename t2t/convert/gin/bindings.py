@@ -1,4 +1,4 @@
-"""What gin files bind with all that they include, and which of their bindings somebody asked for."""
+"""Bindings of gin files and their includes, with a record of which were read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -9,21 +9,21 @@ from t2t import UserError
 from t2t.convert.gin import t5x_defaults as gin_files
 from t2t.convert.gin.parser import Binding, Import, Include, Location, Macro, Reference, parse, show
 
-UNSET = object()  # the value of what is not bound
-TYPED = "--gin."  # what a binding of the command line begins with
+UNSET = object()  # value of an unbound parameter
+TYPED = "--gin."  # prefix of a binding on the command line
 
 
 @dataclasses.dataclass(frozen=True)
 class Gin:
-  """Gin files with all that they include, and bindings of the command line.
+  """Gin files with their includes, and bindings of the command line.
 
   paths: the files.
   bindings: the last of each parameter, by (scope, function, parameter); the function without its module.
   macros: the last of each.
-  imports: modules that they name.
-  unknown: what they include that was not found, and where it was looked for.
-  own_files: files that were read, as opposed to those that are known by heart, and bindings of the command line.
-  typed: names that the command line binds.
+  imports: imported modules.
+  unknown: includes that were not found, with the searched folders.
+  own_files: files that were read, without the built-in copies of T5X's; and bindings of the command line.
+  typed: names bound on the command line.
   """
 
   paths: tuple[str, ...]
@@ -36,7 +36,7 @@ class Gin:
 
   @property
   def name(self) -> str:
-    """What the files are called, for messages."""
+    """Names of the files, for messages."""
     return ", ".join(self.paths)
 
 
@@ -44,10 +44,10 @@ class Gin:
 
 
 def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths: Sequence[str] = ()) -> Gin:
-  """Gin files, one after another, and what they include, as T5X reads them: what comes later counts.
+  """Reads gin files and their includes in order, as T5X does: later bindings take precedence.
 
-  A file is looked for as it is named, on the search paths, in the folders above the file that includes it, and among
-  those that come with T5X.
+  A file is searched by its own path, on the search paths, in the parent folders of the including file, and among T5X's
+  files.
 
   Args:
     paths: the files.
@@ -55,14 +55,16 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
     search_paths: folders.
 
   Raises:
-    UserError: no such file, not gin, or files that include each other.
+    UserError: a file does not exist or is not gin, or files include each other.
   """
   paths = (paths,) if isinstance(paths, str) else tuple(paths)
   statements, imports, unknown, read_files = [], [], [], []
 
   def add(file: str, chain: tuple[str, ...]) -> None:
     if file in chain:
-      raise UserError(f"{paths[0]}: {' includes '.join([*chain[chain.index(file) :], file])}")
+      raise UserError(
+        f"{paths[0]}: circular include: {' includes '.join([*chain[chain.index(file) :], file])}. Remove one."
+      )
     read_files.append(file)
     for statement in parse(_text(file), file):
       if isinstance(statement, Import):
@@ -87,7 +89,10 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
     file = _found(path, folders)
     known = None if file else gin_files.standard(path)
     if file is None and known is None:
-      raise UserError(f"--gin_file {path}: no such file; looked in {', '.join(folders)}, and among those of T5X")
+      raise UserError(
+        f"--gin_file {path}: no such file in {', '.join(folders)}, nor among T5X's. Check the path, or give "
+        "--gin_search_paths DIR."
+      )
     if known is None:
       add(file, ())
     else:
@@ -109,7 +114,7 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
 
 def _typed(name: str, value: str, without: str) -> Binding:
   if without:
-    raise UserError(f"{TYPED}{without}: give {TYPED}NAME=VALUE")
+    raise UserError(f"{TYPED}{without}: has no value. Give {TYPED}NAME=VALUE.")
   try:
     statements = parse(f"{name} = {value}\n", f"{TYPED}{name}")
     (binding,) = statements
@@ -117,8 +122,9 @@ def _typed(name: str, value: str, without: str) -> Binding:
   except (UserError, ValueError, AssertionError):
     quoted = f"'\"{value}\"'"
     raise UserError(
-      f"{TYPED}{name}={value}: not gin: give a number, True, False, None, a list, a @reference, a %macro, or a text in"
-      f" quotes that the shell leaves: {TYPED}{name}={quoted}"
+      f"{TYPED}{name}={value}: is not gin. Give a number, True, False, None, a list, a @reference, a %macro, or a "
+      "string in"
+      f" quotes that the shell keeps: {TYPED}{name}={quoted}"
     ) from None
   return dataclasses.replace(binding, location=Location(f"{TYPED}{name}", 0))
 
@@ -128,13 +134,13 @@ def _text(file: str) -> str:
     with open(file, encoding="utf-8") as stream:
       return stream.read()
   except OSError as error:
-    raise UserError(f"--gin_file {file}: {(error.strerror or 'cannot be read').lower()}") from error
+    raise UserError(f"--gin_file {file}: {(error.strerror or 'cannot be read').lower()}. Give another file.") from error
   except UnicodeDecodeError as error:
-    raise UserError(f"--gin_file {file}: not a text file") from error
+    raise UserError(f"--gin_file {file}: is not a text file. Give a gin file.") from error
 
 
 def _folders(search_paths: Sequence[str], file: str = "") -> tuple[str, ...]:
-  """Where a file is looked for: where the command was called, on the search paths, and in all folders above a file."""
+  """Returns the folders to search: the working folder, the search paths, and all parent folders of a file."""
   folders = [os.getcwd(), *(os.path.abspath(path) for path in search_paths)]
   folder = os.path.dirname(os.path.abspath(file)) if file else ""
   while folder:
@@ -144,23 +150,23 @@ def _folders(search_paths: Sequence[str], file: str = "") -> tuple[str, ...]:
 
 
 def _found(path: str, folders: Sequence[str]) -> str | None:
-  """The first of the files that are called so, as short as the user may have written it."""
+  """Returns the first file that matches a possibly relative path; None without one."""
   if os.path.isfile(path):
     return os.path.normpath(path)
   files = (os.path.join(folder, path) for folder in folders)
   return next((os.path.normpath(file) for file in files if os.path.isfile(file)), None)
 
 
-# ---- Asking ----------------------------------------------------------------------------------------------------------
+# ---- Lookup ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class GinFinding:
-  """Something that a gin file says and no config does, as it is told.
+  """A binding of a gin file without an exact counterpart in a config.
 
-  text: file, line, binding, and why there is no counterpart.
-  refused: whether it changes what comes out, so that nothing is run without it.
-  settled_by: keys of the config, or options, any of which says what is to be done instead.
+  text: file, line, binding, and the reason.
+  refused: whether it changes the result, so that nothing runs without it.
+  settled_by: config keys or options that replace it.
   """
 
   text: str
@@ -172,7 +178,7 @@ class GinFinding:
 
 
 class BindingReader:
-  """What a gin file says, and which of its bindings and macros somebody asked for."""
+  """Looks up values of gin files, and records which bindings and macros were read."""
 
   def __init__(self, gin: Gin):
     self.gin = gin
@@ -183,14 +189,14 @@ class BindingReader:
     self.optimizers: set[str] = set()  # parts of the optimizer that OPTIMIZER refers to
 
   def key(self, name: str) -> tuple[str, str, str] | None:
-    """Where "scope/function.parameter" is bound: in the scope, or for all scopes."""
+    """Returns the key of "scope/function.parameter", in the scope or for all scopes; None if unbound."""
     scope, _, selector = name.rpartition("/")
     function, _, parameter = selector.rpartition(".")
     bound_keys = [key for key in ((scope, function, parameter), ("", function, parameter)) if key in self.gin.bindings]
     return bound_keys[0] if bound_keys else None
 
   def value(self, name: str) -> Any:
-    """The value of a parameter, macros replaced; `UNSET` where it is not bound or left open."""
+    """Returns the value of a parameter with macros replaced; `UNSET` if it is unbound or left open."""
     key = self.key(name)
     if key is None:
       return UNSET
@@ -199,11 +205,13 @@ class BindingReader:
     return self.resolve(binding.value, binding, of=name)
 
   def resolve(self, value: Any, binding: Binding, seen: tuple[str, ...] = (), *, of: str = "") -> Any:
-    """A value with its macros replaced."""
+    """Returns a value with its macros replaced."""
     if isinstance(value, Macro):
       self.macros.add(value.name)
       if value.name in seen:
-        raise UserError(f"{binding.location}: {show(value)} stands for itself: {' -> '.join([*seen, value.name])}")
+        raise UserError(
+          f"{binding.location}: {show(value)} refers to itself: {' -> '.join([*seen, value.name])}. Remove the cycle."
+        )
       if value == gin_files.REQUIRED or value.name not in self.gin.macros:
         name = seen[-1] if seen and value == gin_files.REQUIRED else value.name
         self.not_given[name if name != gin_files.REQUIRED.name else of] = (binding.location, of)
@@ -217,32 +225,32 @@ class BindingReader:
     return value
 
   def location(self, name: str) -> Location:
-    """Where the value of a bound parameter was written: the line of its macro, if it is one's."""
+    """Returns the line where the value of a bound parameter was written: its macro's, if it is one."""
     binding = self.gin.bindings[self.key(name)]
     while isinstance(binding.value, Macro) and binding.value.name in self.gin.macros:
       binding = self.gin.macros[binding.value.name]
     return binding.location
 
   def tell(self, name: str, value: Any, why: str) -> None:
-    """Notes a value that was asked for and has no counterpart, where that changes nothing that is learned."""
+    """Records a value without a counterpart that does not affect what is learned."""
     self.findings.append(GinFinding(f"{self.location(name)}: {name} = {show(value)}: {why}"))
 
   def refuse(self, name: str, value: Any, why: str, *settled_by: str) -> None:
-    """Notes a value that was asked for and without which something else would come out."""
+    """Records a value without a counterpart that changes the result."""
     self.findings.append(GinFinding(f"{self.location(name)}: {name} = {show(value)}: {why}", True, settled_by))
 
   def missing(self, text: str, *settled_by: str) -> None:
-    """Notes what no binding says and must be said."""
+    """Records a required setting without a binding."""
     self.findings.append(GinFinding(f"{self.gin.name}: {text}", True, settled_by))
 
 
 def macros_in(value: Any) -> Iterator[Macro]:
-  """The macros that a value has, however deep."""
+  """Yields the macros in a value, at any depth."""
   yield from (part for part in _parts(value) if isinstance(part, Macro))
 
 
 def references_in(value: Any) -> Iterator[Reference]:
-  """The functions that a value refers to, however deep."""
+  """Yields the functions that a value refers to, at any depth."""
   yield from (part for part in _parts(value) if isinstance(part, Reference))
 
 

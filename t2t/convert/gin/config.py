@@ -1,7 +1,7 @@
-"""T5X's gin files as what t2t runs: a config, a checkpoint, options; and a list of what t2t has nothing for.
+"""Converts T5X's gin files to a config, a checkpoint and options; and lists bindings without a counterpart.
 
-A gin file binds parameters of functions: here and there, in the files that it includes, and through macros.  What
-counts is the last value of each.  It is asked for by name, and what nobody asked for is told or refused.
+A gin file binds parameters of functions, in itself, in its includes, and through macros.  The last value of each
+counts. Values are looked up by name, and bindings that were never read are reported or refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +29,16 @@ _STEP = re.compile(r".*checkpoint_(\d+)/?")
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedGin:
-  """What gin files say, as t2t runs it.
+  """Gin files converted to t2t's terms.
 
-  name: what the files are called.
-  kind: of the run, a key of `names.KINDS`.
-  values: of the config, key -> value, "train.steps"; what it does not name is as by default.
-  findings: what it does not say.
-  workdir: where T5X writes; "": left open.
-  checkpoint: that is asked; "" of training.
-  options: of `t2t infer`, as they are typed.
-  model: what the files say of the model that is asked, key of the config -> value; of training, the config has it.
+  name: names of the files.
+  kind: of the run, a key of `param_map.KINDS`.
+  values: config key -> value, for example "train.steps"; other keys have their defaults.
+  findings: bindings without an exact counterpart.
+  workdir: T5X's output folder; "": left open.
+  checkpoint: to evaluate or to infer with; "" for training.
+  options: of `t2t infer`, as typed.
+  model: config key -> value of the checkpoint's model; empty for training, where the config has it.
   of_split: whether lengths are those of the longest examples of the split.
   """
 
@@ -54,29 +54,29 @@ class ConvertedGin:
 
   @property
   def text(self) -> str:
-    """Of the config, in Python."""
+    """The config as Python source."""
     return overlay.text_of(self.name, self.values, self.kind)
 
   def config(self) -> ConfigDict:
-    """The config that the text makes."""
+    """Returns the config that the text describes."""
     return overlay.config_of(self.values)
 
   def refused(self, typed: Sequence[str]) -> list[GinFinding]:
-    """What nothing is run without, but for what the user has settled.
+    """Returns the bindings that prevent a run, except settled ones.
 
     Args:
-      typed: keys of the config, and options, that the command line gives.
+      typed: config keys and options on the command line.
     """
     is_settled = lambda key: any(typed_key == key or typed_key.startswith(f"{key}.") for typed_key in typed)
     return [finding for finding in self.findings if finding.refused and not any(map(is_settled, finding.settled_by))]
 
 
 def to_config(gin: gin_bindings.Gin, kind: str = "") -> ConvertedGin:
-  """What gin files say, as t2t runs it.
+  """Converts gin files.
 
   Args:
     gin: the files.
-    kind: which run is wanted, a key of `names.KINDS`; "": the one that they describe.
+    kind: required kind of run, a key of `param_map.KINDS`; "": the kind that they describe.
 
   Raises:
     UserError: they describe another.
@@ -89,10 +89,10 @@ def to_config(gin: gin_bindings.Gin, kind: str = "") -> ConvertedGin:
 
 
 def _kind(reader: BindingReader, wanted: str) -> str:
-  """Of which kind the run is.
+  """Returns the kind of the run.
 
   Raises:
-    UserError: not of the one that is wanted.
+    UserError: it differs from the required kind.
   """
   kinds = unsupported.kinds(reader)
   for kind, location in kinds.items():
@@ -102,13 +102,13 @@ def _kind(reader: BindingReader, wanted: str) -> str:
     kind, location = next(iter(kinds.items()))
     files = " ".join(f"--gin_file {path}" for path in reader.gin.paths)
     raise UserError(
-      f"{location}: {reader.gin.name} is for T5X's {kind}.py, and not for `{gin_names.KINDS[wanted]}`; give it to"
-      f" `{gin_names.KINDS[kind]} {files}`"
+      f"{location}: {reader.gin.name} is for T5X's {kind}.py, not for `{gin_names.KINDS[wanted]}`. Run"
+      f" `{gin_names.KINDS[kind]} {files}`."
     )
   if not kinds and wanted:
     runs = {"train": ("pretrain", "finetune")}.get(wanted, (wanted,))
     includes = " or ".join(f"--gin_file t5x/configs/runs/{run}.gin" for run in runs)
-    reader.missing(f"says no run, as nothing in it binds {_function(wanted)}; add {includes}")
+    reader.missing(f"describes no run: nothing binds {_function(wanted)}. Add {includes}")
   return wanted or next(iter(kinds), "train")
 
 
@@ -134,17 +134,17 @@ def _trained(reader: BindingReader) -> ConvertedGin:
 
 
 def _open_to_options(reader: BindingReader, name: str) -> str:
-  """A place that an option may give as well: "" where it is left open."""
+  """Returns a path that an option may also give; "" if it is left open."""
   known = dict(reader.not_given)
   value = reader.value(name)
   reader.not_given = known
   if value is not UNSET and not isinstance(value, str):
-    reader.refuse(name, value, "must be a path")
+    reader.refuse(name, value, "is not a path")
   return value if isinstance(value, str) else ""
 
 
 def _check_all_is_said(reader: BindingReader, values: Mapping[str, Any]) -> None:
-  """What T5X's functions cannot be called without."""
+  """Records the missing required parameters of T5X's functions."""
   open_to = {of for _, of in reader.not_given.values()}
   for name, keys in {
     "train.total_steps": ("train.steps", "train.epochs"),
@@ -153,7 +153,7 @@ def _check_all_is_said(reader: BindingReader, values: Mapping[str, Any]) -> None
     "train/DatasetConfig.batch_size": ("train.batch_size",),
   }.items():
     if reader.key(name) is None and name not in open_to and keys[0] not in values:
-      reader.missing(f"nothing binds {name}, without which T5X trains nothing; or give --config.{keys[0]}=VALUE", *keys)
+      reader.missing(f"{name} is not bound, but T5X requires it. Bind it, or give --config.{keys[0]}=VALUE", *keys)
 
 
 def _data(reader: BindingReader) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _data(reader: BindingReader) -> dict[str, Any]:
 
 
 def _mixture(reader: BindingReader, dataset: str) -> dict[str, Any]:
-  """The mixture, and the modules that register it: those that the files import, as for T5X."""
+  """Returns the mixture, and the modules that register it, which the files import as in T5X."""
   name = f"{dataset}.mixture_or_task_name"
   mixture, module = reader.value(name), reader.value(f"{dataset}.module")
   user_modules = unsupported.own_modules(reader)
@@ -173,7 +173,7 @@ def _mixture(reader: BindingReader, dataset: str) -> dict[str, Any]:
   ours, known = gin_names.MIXTURES.get(mixture, (mixture, "")) if isinstance(mixture, str) else ("", "")
   reader.findings += unsupported.modules(reader, needed=not known)
   if isinstance(mixture, Reference):
-    reader.refuse(name, mixture, "examples are read from a task, or from --input FILE", "data.mixture", "--input")
+    reader.refuse(name, mixture, "t2t reads examples from a task, or from --input FILE", "data.mixture", "--input")
   if not isinstance(mixture, str):
     return {}
   if known:
@@ -182,8 +182,8 @@ def _mixture(reader: BindingReader, dataset: str) -> dict[str, Any]:
     reader.refuse(
       name,
       mixture,
-      "t2t registers none of this name; import the module that does in the gin file, or give"
-      f" --config.data.task_modules=MODULE. Of T5X's it has {', '.join(gin_names.MIXTURES)}",
+      "t2t registers no such mixture; import the module that registers it in the gin file, or give"
+      f" --config.data.task_modules=MODULE. Of T5X's mixtures it has {', '.join(gin_names.MIXTURES)}",
       "data.mixture",
       "data.task_modules",
       "data.files",
@@ -200,30 +200,32 @@ def _lengths(reader: BindingReader, dataset: str) -> dict[str, Any]:
     if feature in ("inputs", "targets") and isinstance(length, int):
       keys[f"data.{feature}_length"] = length
     elif length is not UNSET:
-      reader.refuse(name, {feature: length}, "t2t has lengths of inputs and targets, which are numbers of tokens")
+      reader.refuse(name, {feature: length}, "t2t has only lengths of inputs and targets, in tokens")
   return keys
 
 
 def _check_held_out(reader: BindingReader) -> None:
-  """What T5X evaluates on, with targets and without, is one set of data in t2t, and much like what it trains on."""
+  """Reports differences between T5X's two evaluation data sets and the training data, because t2t has one."""
   split = reader.value("train_eval/DatasetConfig.split")
   scopes = ("train_eval", "infer_eval") if unsupported.asks_while_training(reader) else ("train_eval",)
   for name in ("mixture_or_task_name", "task_feature_lengths", "module", "pack", "batch_size"):
     wanted = reader.value(f"train/DatasetConfig.{name}")
     for scope in scopes:
       value = reader.value(f"{scope}/DatasetConfig.{name}")
-      # Answers are never packed, and the batch is one of those that t2t has a key for.
+      # Generation inputs are never packed, and the batch size has its own key.
       is_told = name not in ("pack", "batch_size") or (name == "pack" and scope == "train_eval")
       if is_told and value not in (UNSET, None, wanted):
         reader.tell(
           f"{scope}/DatasetConfig.{name}",
           value,
-          "what it is evaluated on; t2t evaluates what it trains on, on another split, and the rest with `t2t eval`",
+          "setting of evaluation data; t2t evaluates the training mixture on another split, and others with `t2t eval`",
         )
   value = reader.value("infer_eval/DatasetConfig.split") if len(scopes) > 1 else UNSET
   if value not in (UNSET, split):
     reader.tell(
-      "infer_eval/DatasetConfig.split", value, "what is asked; there is one such split, config.data.eval_split"
+      "infer_eval/DatasetConfig.split",
+      value,
+      "split for generation; t2t has one evaluation split, config.data.eval_split",
     )
 
 
@@ -231,7 +233,7 @@ def _training(reader: BindingReader) -> dict[str, Any]:
   settings = same(reader, of_sections(gin_names.SAME, "train", "eval", "checkpoint"))
   if any(function == "EncoderDecoderModel" for _, function, _ in reader.gin.bindings):
     settings = {"train.z_loss": 0.0} | settings
-  settings["train.microbatches"] = max(1, settings.get("train.microbatches", 1))  # T5X's 0 is one as well
+  settings["train.microbatches"] = max(1, settings.get("train.microbatches", 1))  # 0 in T5X means one
   batch = reader.value("train_eval/DatasetConfig.batch_size")
   if isinstance(batch, int) and batch != settings.get("train.batch_size"):
     settings["eval.batch_size"] = batch
@@ -240,7 +242,7 @@ def _training(reader: BindingReader) -> dict[str, Any]:
   steps, earlier = reader.value("train.total_steps"), _steps_before(reader)
   if steps is not UNSET and not (isinstance(steps, int) and steps > earlier):
     reader.refuse(
-      "train.total_steps", steps, f"must be a number above the checkpoint's {earlier:,} steps", "train.steps"
+      "train.total_steps", steps, f"is not a number above the checkpoint's {earlier:,} steps", "train.steps"
     )
   elif isinstance(steps, int):
     settings["train.steps"] = steps - earlier
@@ -248,34 +250,36 @@ def _training(reader: BindingReader) -> dict[str, Any]:
       reader.tell(
         "train.total_steps",
         steps,
-        f"T5X goes on counting from the checkpoint's step {earlier:,} on, t2t from 0: {steps - earlier:,} steps",
+        f"T5X counts on from the checkpoint's step {earlier:,}, t2t from 0: {steps - earlier:,} steps",
       )
   if path := _checkpoint(reader):
     settings["init.checkpoint"] = path
     _check_steps(reader, path, earlier)
   if reader.key("SaveCheckpointConfig.keep") and reader.value("SaveCheckpointConfig.keep") is None:
     reader.tell(
-      "SaveCheckpointConfig.keep", None, "no checkpoint is deleted; t2t keeps 3 (config.checkpoint.max_to_keep)"
+      "SaveCheckpointConfig.keep", None, "T5X deletes no checkpoint; t2t keeps 3 (config.checkpoint.max_to_keep)"
     )
   return settings | _mesh(reader)
 
 
 def _checkpoint(reader: BindingReader, *settled_by: str) -> str:
-  """The path of the one checkpoint that is begun with, or asked."""
+  """Returns the path of the initial checkpoint, or of the one to evaluate."""
   path, mode = reader.value("RestoreCheckpointConfig.path"), reader.value("RestoreCheckpointConfig.mode")
   if reader.key("CheckpointConfig.restore") and reader.value("CheckpointConfig.restore") is None:
     return ""
   settled_by = settled_by or ("init.checkpoint",)
   if path not in (UNSET, None, [], ()) and not isinstance(path, str):
-    reader.refuse("RestoreCheckpointConfig.path", path, "there is one checkpoint, a path", *settled_by)
+    reader.refuse("RestoreCheckpointConfig.path", path, "t2t supports one checkpoint, a path", *settled_by)
     return ""
   if mode not in (UNSET, "specific", "latest"):
-    reader.refuse("RestoreCheckpointConfig.mode", mode, "one checkpoint is read: 'specific', or 'latest'", *settled_by)
+    reader.refuse(
+      "RestoreCheckpointConfig.mode", mode, "t2t supports one checkpoint: 'specific', or 'latest'", *settled_by
+    )
   return path if isinstance(path, str) else ""
 
 
 def _steps_before(reader: BindingReader) -> int:
-  """Steps that the checkpoint has made that training begins with, by its name."""
+  """Returns the number of steps in the name of the initial checkpoint."""
   path = reader.value("RestoreCheckpointConfig.path")
   is_read = isinstance(path, str) and not (
     reader.key("CheckpointConfig.restore") and reader.value("CheckpointConfig.restore") is None
@@ -284,16 +288,19 @@ def _steps_before(reader: BindingReader) -> int:
 
 
 def _check_steps(reader: BindingReader, path: str, earlier: int) -> None:
-  """T5X's checkpoints say their steps in their names, and its users' TRAIN_STEPS count these."""
+  """Reports differences in step counts: T5X's checkpoints have them in their names, and TRAIN_STEPS includes them."""
   if reader.value("RestoreCheckpointConfig.mode") == "latest":
-    why = f"T5X looks for the last one there, and counts its steps: name it, as {path.rstrip('/')}/checkpoint_1000000"
+    why = (
+      "T5X restores the last checkpoint, and counts its steps: give its path, for example "
+      f"{path.rstrip('/')}/checkpoint_1000000"
+    )
     reader.refuse("RestoreCheckpointConfig.mode", "latest", why, "init.checkpoint")
     return
   offset = reader.value("Adafactor.step_offset")
-  why = "parameters alone are read; T5X goes on with the optimizer's averages as well, and t2t begins new ones"
-  why += f" (as T5X with Adafactor.step_offset = {earlier})" if earlier else ""
+  why = "t2t restores only parameters; T5X also restores the optimizer's averages"
+  why += f" (unless Adafactor.step_offset = {earlier})" if earlier else ""
   if not earlier:
-    why += "; its name has no number of steps, so that all of train.total_steps are made"
+    why += "; its name has no number of steps, so that all of train.total_steps are trained"
   if not earlier or offset != earlier:
     reader.tell("RestoreCheckpointConfig.path", path, why)
 
@@ -309,7 +316,7 @@ def _mesh(reader: BindingReader) -> dict[str, Any]:
 
 
 def _decoding(reader: BindingReader, *, may_sample: bool) -> dict[str, Any]:
-  """How text is drawn, options of `t2t infer` -> values; nothing where it is searched for."""
+  """Returns the sampling options of `t2t infer`; {} for beam search."""
   decode_fn = reader.value("EncoderDecoderModel.decode_fn")
   name = decode_fn.name.rpartition(".")[2] if isinstance(decode_fn, Reference) else ""
   read = {parameter: reader.value(f"temperature_sample.{parameter}") for parameter in ("temperature", "topk", "topp")}
@@ -317,7 +324,7 @@ def _decoding(reader: BindingReader, *, may_sample: bool) -> dict[str, Any]:
     return {}
   if name != "temperature_sample":
     reader.refuse(
-      "EncoderDecoderModel.decode_fn", decode_fn, "t2t has beam_search, and temperature_sample for `t2t infer`"
+      "EncoderDecoderModel.decode_fn", decode_fn, "t2t supports beam_search, and temperature_sample in `t2t infer`"
     )
     return {}
   temperature, topk, topp = (
@@ -325,9 +332,9 @@ def _decoding(reader: BindingReader, *, may_sample: bool) -> dict[str, Any]:
     for value, theirs in zip(read.values(), (1.0, 1, 0.0), strict=True)
   )
   if temperature == 0 or topk == 1:
-    return {"beam": 1}  # the likeliest token at each position
+    return {"beam": 1}  # greedy decoding
   if not may_sample:
-    reader.refuse("EncoderDecoderModel.decode_fn", decode_fn, "`t2t infer` alone draws what it writes; leave it out")
+    reader.refuse("EncoderDecoderModel.decode_fn", decode_fn, "only `t2t infer` samples; leave it out")
   options = {"beam": 1, "temperature": temperature} | ({"top_k": topk} if topk else {})
   return options | ({"top_p": topp} if topp else {})
 
@@ -336,7 +343,7 @@ def _decoding(reader: BindingReader, *, may_sample: bool) -> dict[str, Any]:
 
 
 def _asked(reader: BindingReader, kind: str) -> ConvertedGin:
-  """What is asked of a checkpoint; the model is the checkpoint's, and is compared."""
+  """Converts an evaluation or inference run; the checkpoint has the model, which is compared."""
   function = _function(kind)
   for name in ("EncoderDecoderModel.module", f"{function}.model"):
     reader.value(name)
@@ -365,7 +372,7 @@ def _asked(reader: BindingReader, kind: str) -> ConvertedGin:
 
 
 def _infer_options(values: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple[str, ...]:
-  """Options of `t2t infer` that say what keys of the config say."""
+  """Returns the options of `t2t infer` for config keys."""
   options = {
     "max_length": "data.targets_length",
     "inputs_length": "data.inputs_length",
@@ -380,15 +387,15 @@ def _infer_options(values: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple
   return tuple(f"--{option}={value}" for option, value in option_values.items())
 
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 
 
 def main(gin: gin_bindings.Gin) -> None:
-  """Prints what gin files are made into, and on the terminal what it cannot say: `t2t convert --gin X.gin > x.py`."""
+  """Prints the config of gin files, and on stderr the other bindings: `t2t convert --gin X.gin > x.py`."""
   converted = to_config(gin)
   print(converted.text if converted.kind != "infer" else _infer_command(converted), end="")
   sys.stdout.flush()
-  for heading, refused in (("what is to be settled before it runs", True), ("what the config does not say", False)):
+  for heading, refused in (("settle before the run", True), ("not in the config", False)):
     notes = [finding.text for finding in converted.findings if finding.refused == refused]
     if notes:
       print(f"\n{heading}:\n" + "\n".join(f"  {note}" for note in notes), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate of T5X's gin files, as keys of a config."""
+"""Converts optimizer and learning-rate schedule of T5X's gin files to config keys."""
 
 import math
 from typing import Any
@@ -9,17 +9,17 @@ from t2t.convert.gin.parser import Reference, show
 from t2t.convert.gin.same import same
 
 _NORMALIZING = "EncoderDecoderModel.loss_normalizing_factor"
-_MEAN = "NUM_REAL_TARGET_TOKENS"  # what T5X calls the mean over the targets of a batch
+_MEAN = "NUM_REAL_TARGET_TOKENS"  # T5X's name of the mean over the targets of a batch
 
-_NO_CLIP = 1e30  # a root mean square that no update has; an infinite threshold is no number
+_NO_CLIP = 1e30  # above any root mean square of an update, because infinity is not a valid threshold
 
 
 def settings(reader: BindingReader, earlier: int) -> dict[str, Any]:
-  """Keys of the config's optimizer.
+  """Returns keys of config.optimizer.
 
   Args:
     reader: the files.
-    earlier: steps that the checkpoint has made, which T5X goes on counting from.
+    earlier: steps of the checkpoint, which T5X continues to count.
   """
   optimizer_def = reader.value("EncoderDecoderModel.optimizer_def")
   if not isinstance(optimizer_def, Reference):
@@ -37,7 +37,8 @@ def settings(reader: BindingReader, earlier: int) -> dict[str, Any]:
     reader.refuse(
       "EncoderDecoderModel.optimizer_def",
       optimizer_def,
-      f"{unknown}Adafactor and optax's adamw are read, with clip_by_global_norm; give --config.optimizer.name=NAME, and"
+      f"{unknown}t2t supports Adafactor and optax's adamw, with clip_by_global_norm; give "
+      "--config.optimizer.name=NAME, and"
       " its keys (`t2t train --help optimizer`)",
       "optimizer.name",
     )
@@ -58,7 +59,8 @@ def _adafactor(reader: BindingReader, earlier: int) -> dict[str, Any]:
     reader.refuse(
       "Adafactor.weight_decay_rate",
       decay,
-      "config.optimizer.weight_decay is times the learning rate: set weight_decay_rate_lr_exponent = 1.0, or give"
+      "config.optimizer.weight_decay is multiplied with the learning rate: set weight_decay_rate_lr_exponent = 1.0, "
+      "or give"
       " --config.optimizer.weight_decay=RATE",
       "optimizer.weight_decay",
     )
@@ -66,7 +68,7 @@ def _adafactor(reader: BindingReader, earlier: int) -> dict[str, Any]:
 
 
 def _adamw(reader: BindingReader, earlier: int, *, clipped: bool) -> dict[str, Any]:
-  # optax's own defaults.
+  # optax's defaults.
   values = {"optimizer.weight_decay": 1e-4, "optimizer.epsilon": 1e-8} | same(reader, gin_names.ADAMW)
   if not clipped:
     values["optimizer.clip_norm"] = 0.0
@@ -77,26 +79,26 @@ def _adamw(reader: BindingReader, earlier: int, *, clipped: bool) -> dict[str, A
 
 
 def _check_normalizing(reader: BindingReader, *, clips: bool) -> None:
-  """What T5X's loss is divided by: t2t's is the mean over a batch's targets, T5X's their sum or a share of it.
+  """Checks the normalization of the loss: t2t uses the mean over a batch's targets, T5X the sum or a multiple.
 
-  Adafactor and AdamW make the same update of a gradient and of its multiple; a bound on its norm does not.
+  Adafactor and AdamW are invariant to the scale of the gradient; gradient clipping is not.
   """
   factor = reader.value(_NORMALIZING)
   if factor is UNSET or isinstance(factor, str) and factor.upper() == _MEAN:
     return
-  why = "t2t takes the mean over a batch's targets"
+  why = "t2t uses the mean over a batch's targets"
   if factor == "AVERAGE_PER_SEQUENCE":
-    reader.refuse(_NORMALIZING, factor, f"{why}, in which long sequences count for more")
+    reader.refuse(_NORMALIZING, factor, f"{why}, in which long sequences have more weight")
   elif clips:
     reader.refuse(
       _NORMALIZING,
       factor,
       f"{why}, T5X clips the gradient of {'their sum' if factor is None else f'their sum over {show(factor)}'}: set it"
-      f" to '{_MEAN}', for which the norm is the same, or give --config.optimizer.clip_norm=NORM of the mean's",
+      f" to '{_MEAN}', with the same norm, or give --config.optimizer.clip_norm=NORM for the mean",
       "optimizer.clip_norm",
     )
   elif factor is not None:
-    reader.tell(_NORMALIZING, factor, f"what the loss is divided by; {why}, and the optimizer feels no factor")
+    reader.tell(_NORMALIZING, factor, f"divisor of the loss; {why}, and the optimizer is invariant to it")
 
 
 def _schedule(reader: BindingReader, earlier: int) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _schedule(reader: BindingReader, earlier: int) -> dict[str, Any]:
     if value is not UNSET and (
       isinstance(value, bool) or not isinstance(value, kind | (int if kind is float else kind))
     ):
-      reader.refuse(f"{prefix}.{name}", value, f"must be of type {kind.__name__}")
+      reader.refuse(f"{prefix}.{name}", value, f"is not of type {kind.__name__}")
       return {}
   factors, base, warmup = (defaults[name] if value is UNSET else value for name, value in read.items())
   names = " * ".join(sorted(factor.strip() for factor in factors.split("*")))
@@ -118,17 +120,17 @@ def _schedule(reader: BindingReader, earlier: int) -> dict[str, Any]:
     reader.refuse(
       f"{prefix}.factors",
       factors,
-      f"t2t has {', '.join(gin_names.SCHEDULES)}; or give --config.optimizer.schedule=NAME and its keys",
+      f"t2t supports {', '.join(gin_names.SCHEDULES)}; or give --config.optimizer.schedule=NAME and its keys",
       "optimizer.schedule",
     )
     return {}
   schedule, is_root = gin_names.SCHEDULES[names]
   is_flat = schedule == "constant" and "linear_warmup" not in names
   offset = reader.value(f"{prefix}.step_offset")
-  begins = earlier - (offset if isinstance(offset, int) else 0)  # the step of T5X's schedule where this run begins
+  begins = earlier - (offset if isinstance(offset, int) else 0)  # step of T5X's schedule at the beginning of this run
   if begins and not is_flat:
     if schedule == "constant" and begins >= warmup:
-      is_flat = True  # warmed up long ago
+      is_flat = True  # the warm-up is over
     else:
       reader.refuse(
         f"{prefix}.step_offset" if offset is not UNSET else f"{prefix}.factors",

@@ -1,4 +1,4 @@
-"""A config as the text of a Python file, which changes the default one."""
+"""Writes a config as Python source that changes the default config."""
 
 from collections.abc import Mapping
 import math
@@ -19,7 +19,7 @@ _FAMILIES = {
   "ul2": (presets.ul2, presets.UL2_SIZES),
 }
 _SECTIONS = ("model", "data", "train", "optimizer", "eval", "checkpoint", "init", "mesh")
-# What a config of a published size may change and still be of that size.
+# Fields that do not belong to a published size.
 _NOT_THE_SIZE = (
   "dtype",
   "gradient_dtype",
@@ -32,7 +32,7 @@ _NOT_THE_SIZE = (
 
 
 def _published(model: Mapping[str, Any]) -> tuple[str, str] | None:
-  """The family and size of a model's shape, if it has been published."""
+  """Returns family and size of a published model with these fields; None if there is none."""
   for family, (fields_of, names) in _FAMILIES.items():
     for size in names:
       fields = fields_of(size)
@@ -54,7 +54,7 @@ def _literal(value: Any) -> str:
 
 
 def _base(values: Mapping[str, Any]) -> tuple[ConfigDict, str]:
-  """The default config with the published model that the values are of, and the line that makes it so; "": none."""
+  """Returns the default config with the published model of the values, and the source line that sets it, or ""."""
   config = default.get_config()
   model = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("model.")}
   published = _published(model) if model else None
@@ -68,7 +68,7 @@ def _base(values: Mapping[str, Any]) -> tuple[ConfigDict, str]:
 
 
 def config_of(values: Mapping[str, Any]) -> ConfigDict:
-  """The config that `text_of` writes down."""
+  """Returns the config that `text_of` describes."""
   config, _ = _base(values)
   for key, value in values.items():
     section, _, field = key.partition(".")
@@ -77,12 +77,12 @@ def config_of(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
-  """The config as an overlay on the default one: what it has already is left out.
+  """Returns the config as an overlay on the default one, without unchanged keys.
 
   Args:
-    path: of the file that it is made of.
-    values: of keys, "train.steps".
-    kind: of the run, for which command it is.
+    path: names of the source files.
+    values: config key -> value, for example "train.steps".
+    kind: of the run, which selects the command.
   """
   config, sized = _base(values)
   imports = ["from t2t.configs import default", *(["from t2t.models import presets"] if sized else [])]

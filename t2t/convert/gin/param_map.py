@@ -1,12 +1,12 @@
-"""What the parameters of T5X's functions are called in a t2t config, and what is done about those that have no key.
+"""Tables of T5X's parameters: config keys, and the treatment of parameters without a key.
 
-Every parameter that is known is in one of these tables: it is taken, told and left out, or refused.  What is in none is
-refused as well, with the nearest names.
+Every known parameter is in one of the tables: it is converted, reported and left out, or refused.  Unknown parameters
+are refused with the nearest names.
 """
 
 from t2t.convert.gin import t5x_defaults as gin_files
 
-# Parameter -> key of the config, of those whose values are the same.
+# Parameter -> config key with the same values.
 SAME = {
   **{f"T5Config.{theirs}": f"model.{ours}" for theirs, ours in gin_files.NETWORK.items()},
   "T5Config.dtype": "model.dtype",
@@ -31,7 +31,7 @@ SAME = {
   "predict_batch_with_aux.num_decodes": "eval.num_beams",
   "beam_search.alpha": "eval.length_penalty",
 }
-# The same of what is evaluated, by T5X's evaluate, which has one set of examples.
+# The same for T5X's evaluate, which has one data set.
 SAME_OF_EVAL = {
   "DatasetConfig.split": "data.eval_split",
   "DatasetConfig.batch_size": "eval.batch_size",
@@ -39,7 +39,7 @@ SAME_OF_EVAL = {
     name: SAME[name] for name in ("Evaluator.num_examples", "predict_batch_with_aux.num_decodes", "beam_search.alpha")
   },
 }
-# Key of the config, or option -> the macro that T5X's files for runs have for it, which its users know it by.
+# Config key, or option -> macro in T5X's run files, the name that its users know.
 MACROS = {
   "data.mixture": "MIXTURE_OR_TASK_NAME",
   "data.task_modules": "MIXTURE_OR_TASK_MODULE",
@@ -56,24 +56,24 @@ MACROS_OF_EVAL = {
   "--checkpoint": "CHECKPOINT_PATH",
 }
 WORKDIRS = {"train": "MODEL_DIR", "eval": "EVAL_OUTPUT_DIR", "infer": "INFER_OUTPUT_DIR"}
-# What is taken in another way -> how, in words.
+# Parameters converted in another way -> description.
 TAKEN = {
   "train.model_dir": "`--workdir`",
-  "train.total_steps": "`train.steps`, without the steps that the checkpoint has made",
+  "train.total_steps": "`train.steps`, without the steps of the checkpoint",
   "train.model": "an encoder-decoder",
   "T5Config.mlp_activations": "`model.mlp_activation`",
   "MlpBlock.activations": "`model.mlp_activation`",
-  "Decoder.output_logits_factory": "`model.tied_logits`, where there is none",
+  "Decoder.output_logits_factory": "`model.tied_logits`, if it is None",
   "EncoderDecoderModel.module": "`model`",
   "EncoderDecoderModel.input_vocabulary": "`data.vocabulary`",
-  "EncoderDecoderModel.output_vocabulary": "`data.vocabulary`, which is that of the inputs as well",
+  "EncoderDecoderModel.output_vocabulary": "`data.vocabulary`, the same as for inputs",
   "EncoderDecoderModel.optimizer_def": "`optimizer`",
-  "EncoderDecoderModel.decode_fn": "beam search; sampling, by `t2t infer` alone",
-  "EncoderDecoderModel.loss_normalizing_factor": "nothing, where the optimizer does not feel a factor of the loss",
+  "EncoderDecoderModel.decode_fn": "beam search; sampling only in `t2t infer`",
+  "EncoderDecoderModel.loss_normalizing_factor": "no key, if the optimizer is invariant to a factor of the loss",
   "SentencePieceVocabulary.sentencepiece_model_file": "`data.vocabulary`",
   "SentencePieceVocabulary.extra_ids": "`data.extra_ids`",
   "ByteVocabulary.extra_ids": "`data.extra_ids`",
-  "DatasetConfig.mixture_or_task_name": "`data.mixture`, by the name that t2t registers it under",
+  "DatasetConfig.mixture_or_task_name": "`data.mixture`, with t2t's name",
   "DatasetConfig.task_feature_lengths": "`data.inputs_length` and `data.targets_length`",
   "DatasetConfig.module": "`data.task_modules`",
   "DatasetConfig.split": "`data.train_split`, `data.eval_split`",
@@ -90,20 +90,20 @@ TAKEN = {
   "create_learning_rate_scheduler.factors": "`optimizer.schedule`",
   "create_learning_rate_scheduler.base_learning_rate": "`optimizer.learning_rate`",
   "create_learning_rate_scheduler.warmup_steps": "`optimizer.warmup_steps`",
-  "create_learning_rate_scheduler.step_offset": "steps are counted from 0, where it is the checkpoint's",
-  "Adafactor.weight_decay_rate": "`optimizer.weight_decay`, where its exponent is 1",
+  "create_learning_rate_scheduler.step_offset": "0, if it is the checkpoint's step",
+  "Adafactor.weight_decay_rate": "`optimizer.weight_decay`, if its exponent is 1",
   "Adafactor.weight_decay_rate_lr_exponent": "`optimizer.weight_decay`",
   "evaluate.output_dir": "`--workdir` of `t2t eval`",
   "infer.output_dir": "`t2t infer` writes TASK-predict.jsonl there",
-  "infer.mode": "what `t2t infer` does: predict, predict_with_aux",
+  "infer.mode": "mode of `t2t infer`: predict, predict_with_aux",
   "create_task_from_tfexample_file.paths": "`--input` of `t2t infer` instead",
   "temperature_sample.temperature": "`--temperature` of `t2t infer`",
   "temperature_sample.topk": "`--top_k` of `t2t infer`",
   "temperature_sample.topp": "`--top_p` of `t2t infer`",
 }
-# What T5X takes where a file says nothing.
+# T5X's defaults.
 THEIR_DEFAULTS = {
-  "model.vocab_size": 32_128,  # has none; this is T5's
+  "model.vocab_size": 32_128,  # T5's, because T5X has no default
   "model.dtype": "float32",
   "model.embed_dim": 512,
   "model.num_heads": 8,
@@ -114,7 +114,7 @@ THEIR_DEFAULTS = {
   "model.dropout_rate": 0.1,
   "model.tied_logits": False,
 }
-# The activations of the feed-forward layers -> ours; Flax's gelu is the tanh approximation.
+# Activations of the feed-forward layers -> t2t's; Flax's gelu is the tanh approximation.
 ACTIVATIONS = {
   "relu": "relu",
   "gelu": "gelu_tanh",
@@ -122,7 +122,8 @@ ACTIVATIONS = {
   "swish * linear": "gated_silu",
   "silu * linear": "gated_silu",
 }
-# Factors of the learning rate -> our schedule, and whether its top is the base rate over the root of the warm-up.
+# Factors of the learning rate -> t2t's schedule, and whether its peak is the base rate divided by the root of the
+# warm-up.
 SCHEDULES = {
   "constant * rsqrt_decay": ("t5_inverse_sqrt", True),
   "constant * rsqrt_normalized_decay": ("t5_inverse_sqrt", False),
@@ -145,7 +146,7 @@ ADAMW = {
   "adamw.eps": "optimizer.epsilon",
   "clip_by_global_norm.max_norm": "optimizer.clip_norm",
 }
-# Tasks and mixtures of the t5 package -> what t2t registers, and the module that does.
+# Tasks and mixtures of the t5 package -> t2t's name and module.
 MIXTURES = {
   "c4_v220_span_corruption": ("c4_span_corruption", "t2t.tasks.c4"),
   "wmt_t2t_ende_v003": ("wmt_en_de", "t2t.tasks.translation"),
@@ -157,63 +158,63 @@ MIXTURES = {
   "cnn_dailymail_v002": ("cnn_dailymail", "t2t.tasks.summarization"),
 }
 
-# Optimizers' parts, whose parameters count only where OPTIMIZER refers to them.
+# Optimizer parts: their parameters count only if OPTIMIZER refers to them.
 OPTIMIZERS = ("Adafactor", "adamw", "clip_by_global_norm", "chain")
 
-# ---- What is told and left out: it changes nothing that is learned ---------------------------------------------------
+# ---- Reported and left out, without effect on what is learned --------------------------------------------------------
 
-# By function and parameter, or by function alone: what it means in T5X, and why a config has no key for it.
+# By function and parameter, or by function: the meaning in T5X, and why a config has no key for it.
 TOLD = {
-  "T5Config.scan_layers": "whether layers are scanned; t2t always scans them",
-  "T5Config.float32_attention_logits": "the type of the softmax, which t2t always computes in float32",
-  "DatasetConfig.use_cached": "tasks from T5X's cache; t2t reads them from their source, or config.data.cache_dir",
-  "DatasetConfig.shuffle": "t2t always shuffles what it trains on, and never what it evaluates on",
-  "DatasetConfig.seed": "a seed of the order of data; config.train.seed is the seed of everything",
-  "DatasetConfig.use_custom_packing_ops": "who packs; t2t has one way",
-  "DatasetConfig.use_memory_cache": "examples that are evaluated are always kept in memory",
-  "DatasetConfig.trim_output_features": "t2t always cuts examples to their lengths",
-  "train.use_hardware_rng": "a faster generator; t2t draws with JAX's default, the same numbers on every device",
-  "train.actions": "what is done at a NaN; t2t stops there by itself (config.nan_policy.on_nonfinite)",
-  "train.stats_period": "steps between numbers of training; config.train.log_every",
-  "train.concurrent_metrics": "metrics are computed as they come",
-  "train.run_eval_before_training": "an evaluation before the first step; `t2t eval` does it",
-  "train.gc_period": "when Python looks for garbage",
-  "train.use_gda": "how T5X holds arrays",
-  "train.use_jax_array": "how T5X holds arrays",
-  "train.use_orbax": "how T5X saves; t2t always does with Orbax",
-  "train.summarize_config_fn": "the workdir has the config in config.json",
-  "evaluate.summarize_config_fn": "results.json says what was asked",
-  "evaluate.fallback_init_rng": "a checkpoint that is missing is an error",
-  "infer.fallback_init_rng": "a checkpoint that is missing is an error",
-  "infer.checkpoint_period": "how often predictions are saved; the same `t2t infer` goes on from the last line",
-  "infer.checkpoint_ds_iter": "how inference goes on; the same `t2t infer` goes on from the last line",
-  "infer.merge_chunked_results": "predictions are always in one file",
-  "RestoreCheckpointConfig.dtype": "the type that parameters are restored in; t2t reads them into float32",
-  "RestoreCheckpointConfig.strict": "t2t always wants all parameters",
-  "RestoreCheckpointConfig.fallback_to_scratch": "a checkpoint that is missing is an error",
-  "RestoreCheckpointConfig.use_gda": "how T5X holds arrays",
-  "RestoreCheckpointConfig.checkpointer_cls": "who reads it",
-  "SaveCheckpointConfig.save_dataset": "the position in the data, which t2t always saves",
-  "SaveCheckpointConfig.dtype": "the type that parameters are saved in; t2t always saves them as float32",
-  "SaveCheckpointConfig.checkpointer_cls": "who writes it",
+  "T5Config.scan_layers": "scanning of layers; t2t always scans them",
+  "T5Config.float32_attention_logits": "dtype of the softmax, always float32 in t2t",
+  "DatasetConfig.use_cached": "tasks from T5X's cache; t2t reads them from their source, or from config.data.cache_dir",
+  "DatasetConfig.shuffle": "t2t always shuffles training data, and never evaluation data",
+  "DatasetConfig.seed": "seed of the data order; in t2t config.train.seed is the only seed",
+  "DatasetConfig.use_custom_packing_ops": "implementation of packing; t2t has one",
+  "DatasetConfig.use_memory_cache": "t2t always keeps evaluation examples in memory",
+  "DatasetConfig.trim_output_features": "t2t always truncates examples to their lengths",
+  "train.use_hardware_rng": "a faster generator; t2t uses JAX's default, with the same numbers on every device",
+  "train.actions": "actions at a NaN; t2t has config.nan_policy.on_nonfinite",
+  "train.stats_period": "steps between training metrics; config.train.log_every",
+  "train.concurrent_metrics": "background computation of metrics; t2t logs them as they are computed",
+  "train.run_eval_before_training": "an evaluation before the first step; run `t2t eval`",
+  "train.gc_period": "interval of Python's garbage collection",
+  "train.use_gda": "implementation of arrays in T5X",
+  "train.use_jax_array": "implementation of arrays in T5X",
+  "train.use_orbax": "checkpoint library; t2t always uses Orbax",
+  "train.summarize_config_fn": "the config is in config.json of the workdir",
+  "evaluate.summarize_config_fn": "the settings are in results.json",
+  "evaluate.fallback_init_rng": "in t2t a missing checkpoint is an error",
+  "infer.fallback_init_rng": "in t2t a missing checkpoint is an error",
+  "infer.checkpoint_period": "interval of saving predictions; the same `t2t infer` resumes after the last line",
+  "infer.checkpoint_ds_iter": "resumption of inference; the same `t2t infer` resumes after the last line",
+  "infer.merge_chunked_results": "t2t always writes predictions to one file",
+  "RestoreCheckpointConfig.dtype": "dtype of restored parameters; t2t restores float32",
+  "RestoreCheckpointConfig.strict": "t2t always requires all parameters",
+  "RestoreCheckpointConfig.fallback_to_scratch": "in t2t a missing checkpoint is an error",
+  "RestoreCheckpointConfig.use_gda": "implementation of arrays in T5X",
+  "RestoreCheckpointConfig.checkpointer_cls": "implementation of reading",
+  "SaveCheckpointConfig.save_dataset": "data position, which t2t always saves",
+  "SaveCheckpointConfig.dtype": "dtype of saved parameters; t2t always saves float32",
+  "SaveCheckpointConfig.checkpointer_cls": "implementation of writing",
   "CheckpointConfig.save": "t2t always saves at the end",
-  "Adafactor.step_offset": "where its averages begin anew; t2t's always begin with the run",
-  "Adafactor.logical_factor_rules": "which dimensions are factored; t2t factors the two largest of each layer's array",
-  "Trainer.weight_metrics_computer": "numbers about weights; config.optimizer.log_distance has others",
-  "PyLoggingLogger": "results are printed, and written to files",
-  "TensorBoardLogger": "results are printed, and written to files",
-  "JSONLogger": "how many predictions are written; t2t writes all",
-  "Evaluator.logger_cls": "results are printed, and written to files",
-  "Evaluator.use_memory_cache": "examples that are evaluated are always kept in memory",
-  "PjitPartitioner": "how arrays are split: config.mesh",
-  "ModelBasedPjitPartitioner": "how arrays are split: config.mesh",
-  "standard_logical_axis_rules": "how arrays are split: config.mesh",
-  "get_gin_config_str": "how T5X prints its config",
+  "Adafactor.step_offset": "step at which its averages restart; t2t's always start with the run",
+  "Adafactor.logical_factor_rules": "factored dimensions; t2t factors the two largest of each layer's array",
+  "Trainer.weight_metrics_computer": "metrics of weights; t2t has config.optimizer.log_distance",
+  "PyLoggingLogger": "t2t prints results, and writes them to files",
+  "TensorBoardLogger": "t2t prints results, and writes them to files",
+  "JSONLogger": "number of written predictions; t2t writes all",
+  "Evaluator.logger_cls": "t2t prints results, and writes them to files",
+  "Evaluator.use_memory_cache": "t2t always keeps evaluation examples in memory",
+  "PjitPartitioner": "sharding of arrays: config.mesh",
+  "ModelBasedPjitPartitioner": "sharding of arrays: config.mesh",
+  "standard_logical_axis_rules": "sharding of arrays: config.mesh",
+  "get_gin_config_str": "format of T5X's config log",
 }
 
-# ---- What is silent: it says how T5X's own parts are put together, or what t2t does anyway ---------------------------
+# ---- Ignored: T5X's wiring, and t2t's own behavior -------------------------------------------------------------------
 
-# References to functions that are known.
+# Parameters that refer to known functions.
 WIRING = (
   *(f"train.{name}_cfg" for name in ("train_dataset", "train_eval_dataset", "infer_eval_dataset", "checkpoint")),
   *(f"train.{name}" for name in ("partitioner", "trainer_cls", "inference_evaluator_cls", "summarize_config_fn")),
@@ -233,19 +234,19 @@ WIRING = (
   "get_input_vocabulary.model",
   "get_output_vocabulary.model",
 )
-# Functions that are referred to and have no parameters here.
+# Functions without parameters in these tables.
 PARTS = (
   *("T5Config", "Transformer", "Trainer", "WeightMetricsComputer", "standard_logical_factor_rules"),
   *("EncoderDecoderModel", "SentencePieceVocabulary", "ByteVocabulary", "EncoderDecoder", "summarize_gin_config"),
   *("beam_search", "temperature_sample", "get_input_vocabulary", "get_output_vocabulary", "TerminateOnNanAction"),
 )
-# Values that say what t2t does.
+# Values that match t2t's behavior.
 HARMLESS = {
   "DatasetConfig.use_cached": (False,),
   "DatasetConfig.seed": (None,),
   "DatasetConfig.use_memory_cache": (True,),
   "Evaluator.use_memory_cache": (True,),
-  "DatasetConfig.pack": (False,),  # of what is evaluated
+  "DatasetConfig.pack": (False,),  # in evaluation
   "CheckpointConfig.restore": (None,),
   "train.infer_eval_dataset_cfg": (None,),
   "train.stats_period": (None,),
@@ -266,7 +267,7 @@ HARMLESS = {
   "RestoreCheckpointConfig.state_transformation_fns": ((), [], None),
   "RestoreCheckpointConfig.restore_dataset": (False,),
   "SentencePieceVocabulary.reverse_extra_ids": (None, True),
-  "TerminateOnNanAction.task": None,  # any
+  "TerminateOnNanAction.task": None,  # any value
   "create_task_from_tfexample_file.file_type": None,
   "create_task_from_tfexample_file.inputs_key": None,
   "create_task_from_tfexample_file.targets_key": (None,),
@@ -316,55 +317,56 @@ HARMLESS = {
   "DenseGeneral": None,
 }
 
-# ---- What is refused: without it something else would come out -------------------------------------------------------
+# ---- Refused, because the result would differ ------------------------------------------------------------------------
 
-# Why, and what would do.
+# Reason, and alternative.
 REFUSED = {
-  "DatasetConfig.batch_fn": "t2t makes its batches itself",
-  "Adafactor.beta1": "momentum; t2t's Adafactor has none: leave it out, or --config.optimizer.name=adamw",
-  "Adafactor.learning_rate": "T5X's trainer puts that of its scheduler in its place: set base_learning_rate",
+  "DatasetConfig.batch_fn": "t2t forms its own batches",
+  "Adafactor.beta1": "momentum, which t2t's Adafactor lacks: leave it out, or give --config.optimizer.name=adamw",
+  "Adafactor.learning_rate": "T5X's trainer replaces it by the schedule's: set base_learning_rate",
   "Adafactor.factored": "t2t's Adafactor always factors large matrices",
-  "Adafactor.skip_nan_updates": "leave it out, and --config.nan_policy.on_nonfinite=skip",
-  "Adafactor.max_parameter_scale": "t2t's Adafactor bounds no scale",
-  "Adafactor.min_dim_size_to_factor": "t2t's Adafactor has 128",
-  "Adafactor.epsilon1": "t2t's Adafactor has 1e-30",
-  "Adafactor.epsilon2": "t2t's Adafactor has 1e-3",
-  "HParamMap.rules": "what holds for some parameters alone: --config.optimizer.param_groups (docs/parameters.md)",
-  "EncoderDecoderModel.feature_converter_cls": "t2t's own makes what the model reads",
-  "RestoreCheckpointConfig.assignment_map": "what is called otherwise in the checkpoint: --config.init.rename",
-  "RestoreCheckpointConfig.state_transformation_fns": "what is changed on the way: --config.init.rename",
-  "RestoreCheckpointConfig.restore_dataset": "the position in data of another run; t2t begins at the first example",
+  "Adafactor.skip_nan_updates": "leave it out, and give --config.nan_policy.on_nonfinite=skip",
+  "Adafactor.max_parameter_scale": "t2t's Adafactor does not bound the parameter scale",
+  "Adafactor.min_dim_size_to_factor": "t2t's Adafactor uses 128",
+  "Adafactor.epsilon1": "t2t's Adafactor uses 1e-30",
+  "Adafactor.epsilon2": "t2t's Adafactor uses 1e-3",
+  "HParamMap.rules": "rules for parameter groups: give --config.optimizer.param_groups (docs/parameters.md)",
+  "EncoderDecoderModel.feature_converter_cls": "t2t uses its own feature converters",
+  "RestoreCheckpointConfig.assignment_map": "renaming of the checkpoint's parameters: give --config.init.rename",
+  "RestoreCheckpointConfig.state_transformation_fns": "transformation of the checkpoint's parameters: give "
+  "--config.init.rename",
+  "RestoreCheckpointConfig.restore_dataset": "data position of another run; t2t begins at the first example",
   "SentencePieceVocabulary.reverse_extra_ids": "t2t's sentinels count down from the last id",
-  "create_learning_rate_scheduler.decay_factor": "of decay_every, which t2t has not",
-  "create_learning_rate_scheduler.steps_per_decay": "of decay_every, which t2t has not",
-  "create_learning_rate_scheduler.steps_per_cycle": "of cosine_decay, which t2t has not in cycles",
-  "create_learning_rate_scheduler.min_learning_rate": "a floor of the rate, which t2t's schedules of T5 have not",
-  "infer.shard_id": "`t2t infer` is given the file of a shard as --input",
-  "infer.num_shards": "`t2t infer` is given the file of a shard as --input",
-  "infer.mode": "`t2t infer` writes; likelihoods of targets are measured by `t2t eval --config.eval.method=rank`",
+  "create_learning_rate_scheduler.decay_factor": "belongs to decay_every, which t2t lacks",
+  "create_learning_rate_scheduler.steps_per_decay": "belongs to decay_every, which t2t lacks",
+  "create_learning_rate_scheduler.steps_per_cycle": "belongs to cyclic cosine_decay, which t2t lacks",
+  "create_learning_rate_scheduler.min_learning_rate": "minimum of the learning rate, which t2t's T5 schedules lack",
+  "infer.shard_id": "give the file of a shard as --input of `t2t infer`",
+  "infer.num_shards": "give the file of a shard as --input of `t2t infer`",
+  "infer.mode": "`t2t infer` generates text; `t2t eval --config.eval.method=rank` computes likelihoods of targets",
   "infer.write_fn": "`t2t infer` writes objects with inputs, prediction and score",
   "predict_batch_with_aux.return_all_decodes": "`t2t infer --beam N` always writes all",
-  "predict_batch_with_aux.decoder_params": "`t2t infer` has options for how it decodes",
-  "T5LayerNorm.use_scale": "t2t's norms have a scale; a checkpoint without one is not T5's",
-  "RelativePositionBiases.num_buckets": "t2t has 32, as T5",
-  "RelativePositionBiases.max_distance": "t2t has 128, as T5",
-  "train.train_state_initializer_cls": "t2t begins with its own initial parameters",
-  "train.get_dataset_fn": "t2t reads data itself",
-  "train.train_eval_get_dataset_fn": "t2t reads data itself",
-  "train.prepare_train_iter_fn": "t2t reads data itself",
+  "predict_batch_with_aux.decoder_params": "use the decoding options of `t2t infer`",
+  "T5LayerNorm.use_scale": "t2t's norms have a scale, as in T5",
+  "RelativePositionBiases.num_buckets": "t2t uses 32, as in T5",
+  "RelativePositionBiases.max_distance": "t2t uses 128, as in T5",
+  "train.train_state_initializer_cls": "t2t uses its own initialization",
+  "train.get_dataset_fn": "t2t uses its own data pipeline",
+  "train.train_eval_get_dataset_fn": "t2t uses its own data pipeline",
+  "train.prepare_train_iter_fn": "t2t uses its own data pipeline",
   "train.verify_matching_vocabs_fn": "t2t always checks that vocabularies match",
 }
-# Kinds of runs -> what T5X's function is called, and what reads its files here.
+# Kind of run -> t2t's command; T5X's function -> kind of run.
 KINDS = {"train": "t2t train", "eval": "t2t eval", "infer": "t2t infer"}
 FUNCTIONS = {"train": "train", "evaluate": "eval", "infer": "infer"}
 OTHERS = {
-  "export": "T5X's export; `t2t convert --to hf` writes what others load",
-  "precompile": "T5X's precompile; `t2t plan --topology` compiles for a slice that is not there",
-  "train_and_evaluate": "no function of T5X's train.py; see t5x/configs/runs/finetune.gin",
+  "export": "T5X's export; use `t2t convert --to hf`",
+  "precompile": "T5X's precompile; use `t2t plan --topology`, which compiles for an absent slice",
+  "train_and_evaluate": "not a function of T5X's train.py; see t5x/configs/runs/finetune.gin",
 }
-# Libraries that T5X's files import, which need not be here.
+# Libraries imported by T5X's files, which need not be installed.
 LIBRARIES = ("t5x", "seqio", "flax", "optax", "t5", "gin", "jax", "jaxlib", "numpy", "clu", "flaxformer", "tensorflow")
-# T5X's modules, for names that are none.
+# T5X's modules, to detect typing errors.
 MODULES = (
   *("adafactor", "checkpoints", "configs", "contrib", "decoding", "eval", "examples", "gin_utils", "infer", "losses"),
   *("metrics", "models", "optimizers", "partitioning", "precompile", "state_utils", "train", "train_state", "trainer"),
@@ -374,18 +376,18 @@ MODULES = (
 
 
 def known() -> tuple[str, ...]:
-  """Every parameter that a table has, "function.parameter", without scopes."""
+  """Returns every parameter in a table, "function.parameter", without scopes."""
   tables = (SAME, SAME_OF_EVAL, TAKEN, TOLD, HARMLESS, REFUSED, ADAFACTOR, ADAMW, dict.fromkeys(WIRING))
   return tuple(dict.fromkeys(name.rpartition("/")[2] for table in tables for name in table if "." in name))
 
 
 def in_t5x(kind: str) -> dict[str, str]:
-  """Key of the config, or option, of a kind of run -> what T5X calls it: a macro, or else a parameter."""
+  """Returns config key or option -> T5X's macro, or else parameter, for a kind of run."""
   same, macros = (SAME, MACROS) if kind == "train" else (SAME_OF_EVAL, MACROS_OF_EVAL)
   return {ours: theirs for theirs, ours in reversed(same.items())} | macros | {"--workdir": WORKDIRS[kind]}
 
 
 def functions() -> tuple[str, ...]:
-  """Every function that a table has."""
+  """Returns every function in a table."""
   without_parameter = [name for table in (TOLD, HARMLESS) for name in table if "." not in name]
   return tuple(dict.fromkeys([*(name.partition(".")[0] for name in known()), *without_parameter, *PARTS]))

@@ -1,4 +1,4 @@
-"""Statements of gin files, by gin-config's own parser: bindings, macros, includes and imports. Nothing is executed.
+"""Parses gin files with gin-config's parser: bindings, macros, includes and imports. Nothing is executed.
 
 include 't5x/examples/t5/t5_1_1/base.gin'
 from t5x import utils
@@ -22,16 +22,16 @@ from t2t import UserError
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _LAYOUT = (tokenize.COMMENT, tokenize.NL)
-# The parser calls itself for each bracket inside of another.
+# The parser is recursive in nested brackets.
 _MAX_DEPTH = 100
-# A message of gin-config -> what was expected.
+# Message of gin-config -> expected token.
 _EXPECTED = {
   r"Unable to parse value|Failed to parse token": "a value",
   r"Expected ',' or": "','",
   r"Expected '(.)'": r"'\1'",
   r"Expected 'import'": "'import'",
   r"Expected newline": "the end of the line",
-  r"Expected file path": "the name of a file after include",
+  r"Expected file path": "a file name after include",
   r"Couldn't parse statement": "'='",
   r"Unexpected token|Invalid identifier": "a name",
 }
@@ -50,7 +50,7 @@ class Location:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """@scope/module.function, or with () what calling it gives."""
+  """The reference @scope/module.function, or with () the result of its call."""
 
   name: str
   called: bool = False
@@ -61,7 +61,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-  """%NAME: what NAME is bound to, wherever that is."""
+  """The macro %NAME, the value that NAME is bound to."""
 
   name: str
 
@@ -71,7 +71,7 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class Binding:
-  """scope/module.function.parameter = value; of a macro, function is "" and parameter its name."""
+  """The binding scope/module.function.parameter = value; for a macro, function is "" and parameter its name."""
 
   scope: str
   function: str
@@ -86,7 +86,7 @@ class Binding:
 
 @dataclasses.dataclass(frozen=True)
 class Include:
-  """include 'file'."""
+  """The statement include 'file'."""
 
   path: str
   location: Location
@@ -94,7 +94,7 @@ class Include:
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-  """import module, from module import name."""
+  """The statement import module, or from module import name."""
 
   module: str
   location: Location
@@ -104,7 +104,7 @@ Statement = Binding | Include | Import
 
 
 def show(value: Any) -> str:
-  """A value as gin writes it."""
+  """Formats a value as gin source."""
   if isinstance(value, Reference | Macro):
     return str(value)
   if isinstance(value, dict):
@@ -126,7 +126,7 @@ def parse(text: str, file: str) -> list[Statement]:
     file: its name, for messages.
 
   Raises:
-    UserError: it is not gin; says where.
+    UserError: it is not gin; the message contains the line.
   """
   _check_tokens(text, file)
   statements: list[Statement] = []
@@ -135,7 +135,7 @@ def parse(text: str, file: str) -> list[Statement]:
     for statement in parser:
       location = Location(file, statement.location.line_num)
       if isinstance(statement, config_parser.BindingStatement):
-        # The name of a macro is a selector without a parameter.
+        # A macro's name is a selector without a parameter.
         function, parameter = (
           (statement.selector, statement.arg_name) if statement.arg_name else ("", statement.selector)
         )
@@ -148,32 +148,30 @@ def parse(text: str, file: str) -> list[Statement]:
     for pattern, expected in _EXPECTED.items():
       if match := re.search(pattern, error.msg):
         raise _wrong(file, parser.current_token, match.expand(expected)) from error
-    raise UserError(f"{Location(file, error.lineno)}: not gin: {error.msg}") from error
+    raise UserError(f"{Location(file, error.lineno)}: is not gin: {error.msg}") from error
   return statements
 
 
 class _Delegate(config_parser.ParserDelegate):
-  """Records references and macros, and looks up neither."""
+  """Records references and macros without resolving them."""
 
   def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
-    """Returns the record of @NAME or @NAME()."""
     return Reference(scoped_configurable_name, evaluate)
 
   def macro(self, macro_name: str) -> Macro:
-    """Returns the record of %NAME."""
     return Macro(macro_name)
 
 
 def _wrong(file: str, token: tokenize.TokenInfo, expected: str) -> UserError:
   found = token.string.strip() or "the end of the line"
-  return UserError(f"{Location(file, token.start[0])}: not gin: expected {expected}, found {found!r}")
+  return UserError(f"{Location(file, token.start[0])}: is not gin: expected {expected}, found {found!r}")
 
 
 def _check_tokens(text: str, file: str) -> None:
-  """Refuses what gin-config does not locate, does not bound, or reads as something else.
+  """Rejects statements that gin-config does not locate, does not limit, or misreads.
 
   Raises:
-    UserError: says where.
+    UserError: the message contains the line.
   """
   tokens: list[tokenize.TokenInfo] = []
   try:
@@ -181,24 +179,24 @@ def _check_tokens(text: str, file: str) -> None:
       tokens += [] if token.type in _LAYOUT else [token]
     _check(tokens, file)
   except (tokenize.TokenError, SyntaxError) as error:
-    _check(tokens, file)  # Python says where the file ends, and not what is open
+    _check(tokens, file)  # Python reports the end of the file, not the open bracket
     line = error.args[1][0] if isinstance(error, tokenize.TokenError) else error.lineno
-    raise UserError(f"{Location(file, line)}: not gin: {error.args[0]}") from error
+    raise UserError(f"{Location(file, line)}: is not gin: {error.args[0]}") from error
 
 
 def _check(tokens: Sequence[tokenize.TokenInfo], file: str) -> None:
   opened: list[tokenize.TokenInfo] = []
   for number, token in enumerate(tokens):
-    where = f"{Location(file, token.start[0])}: not gin: {token.string!r}"
+    where = f"{Location(file, token.start[0])}: is not gin: {token.string!r}"
     if token.type == tokenize.OP and token.string in _CLOSING:
       opened.append(token)
       if len(opened) > _MAX_DEPTH:
-        raise UserError(f"{where} is inside of {_MAX_DEPTH} others")
+        raise UserError(f"{where} is nested more than {_MAX_DEPTH} deep")
     elif token.type == tokenize.OP and token.string in _CLOSING.values():
       if not opened:
-        raise UserError(f"{where} closes nothing")
+        raise UserError(f"{where} has no opening bracket")
       if _CLOSING[(last := opened.pop()).string] != token.string:
-        raise UserError(f"{where} closes {last.string!r} of line {last.start[0]}")
+        raise UserError(f"{where} does not match {last.string!r} of line {last.start[0]}")
     if number + 1 == len(tokens):
       continue
     following = tokens[number + 1]
@@ -212,9 +210,9 @@ def _check(tokens: Sequence[tokenize.TokenInfo], file: str) -> None:
     if begins_block and following.type != tokenize.INDENT:
       raise _wrong(file, following, f"indented parameters of {tokens[number - 1].line.partition(':')[0].strip()}")
     if token.type == tokenize.INDENT and (number < 2 or tokens[number - 2].string != ":"):
-      raise _wrong(file, following, "a line that is not indented")  # gin-config reads it as if it were not
+      raise _wrong(file, following, "a line that is not indented")  # gin-config ignores the indentation
   if opened:
-    raise UserError(f"{Location(file, opened[0].start[0])}: not gin: {opened[0].string!r} is not closed")
+    raise UserError(f"{Location(file, opened[0].start[0])}: is not gin: {opened[0].string!r} is not closed")
 
 
 def _is_key(token: tokenize.TokenInfo) -> bool:

@@ -1,4 +1,4 @@
-"""Parameters whose values a config has under another name."""
+"""Converts parameters with the same values under other names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from t2t.convert.gin.bindings import UNSET, BindingReader
 
 
 def same(reader: BindingReader, table: Mapping[str, str]) -> dict[str, Any]:
-  """The keys of those parameters that are bound, with their values.
+  """Returns the config keys and values of the bound parameters.
 
   Args:
     reader: the files.
-    table: parameter -> key, "model.embed_dim".
+    table: parameter -> config key, for example "model.embed_dim".
   """
   values, defaults = {}, default.get_config()
   for name, key in table.items():
@@ -20,15 +20,15 @@ def same(reader: BindingReader, table: Mapping[str, str]) -> dict[str, Any]:
     section, _, field = key.partition(".")
     kind = type(defaults[section][field])
     if value is UNSET or value is None:
-      # None is T5X's word for no limit and for its default.
+      # None means no limit or the default in T5X.
       continue
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int) if kind is float else kind):
-      reader.refuse(name, value, f"config.{key} is of type {kind.__name__}; give --config.{key}=VALUE", key)
+      reader.refuse(name, value, f"config.{key} has type {kind.__name__}; give --config.{key}=VALUE", key)
       continue
     values[key] = kind(value)
   return values
 
 
 def of_sections(table: Mapping[str, str], *sections: str) -> dict[str, str]:
-  """The rows of such a table whose keys are of some sections of a config."""
+  """Returns the rows of such a table for some config sections."""
   return {name: key for name, key in table.items() if key.split(".")[0] in sections}

@@ -1,6 +1,6 @@
-"""What the gin files that come with T5X and Flaxformer set, for configs that include them and stand elsewhere.
+"""Settings of the gin files that come with T5X and Flaxformer, for configs that include them without an installation.
 
-Only what a t2t config can say is here, and what tells which macros a file reads.
+Contains only settings with a t2t config key, and the macros that a file reads.
 """
 
 import re
@@ -22,7 +22,7 @@ _SIZES = {"3B": "xl", "11B": "xxl"}
 _MODEL = re.compile(
   r"(?:.*/)?t5x/(?:examples/(?:t5|scalable_t5|gpu_t5)|contrib/gpu/t5)/(\w+)/(tiny|small|base|large|xl|xxl|3B|11B)\.gin"
 )
-# Flaxformer says the sizes of a model in macros, which its architectures read.
+# Flaxformer has the sizes of a model in macros, which its architectures read.
 _FLAXFORMER_MODEL = re.compile(
   r"(?:.*/)?flaxformer/t5x/configs/t5/models/(t5|t5_1_1|mt5|byt5)_(small|base|large|xl|xxl|3B|11B)\.gin"
 )
@@ -31,7 +31,7 @@ _ADAMW = re.compile(r"(?:.*/)?t5x/(?:examples/(?:t5|gpu_t5)|contrib/gpu/t5)/t5_1
 _RUN = re.compile(r"(?:.*/)?t5x/(contrib/gpu/t5/)?configs/runs/(\w+)\.gin")
 _VOCABULARIES = {"mt5": "mc4.250000.100extra"}
 
-# T5Config's parameters -> fields of `TransformerConfig`.
+# T5Config's parameter -> field of `TransformerConfig`.
 NETWORK = {
   "vocab_size": "vocab_size",
   "emb_dim": "embed_dim",
@@ -41,7 +41,7 @@ NETWORK = {
   "num_encoder_layers": "num_encoder_layers",
   "num_decoder_layers": "num_decoder_layers",
 }
-# Flaxformer's parameters -> fields of `TransformerConfig`.
+# Flaxformer's parameter -> field of `TransformerConfig`.
 FLAXFORMER = {
   "Embed.num_embeddings": "vocab_size",
   "Embed.features": "embed_dim",
@@ -78,7 +78,7 @@ def _dataset(scope: str, **overrides: Any) -> dict[str, Any]:
 
 
 def _run(**overrides: Any) -> dict[str, Any]:
-  """What pre-training and fine-tuning have in common."""
+  """Returns the common settings of pre-training and fine-tuning."""
   macros = dict.fromkeys(("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "MODEL_DIR"), REQUIRED)
   macros |= dict(USE_CACHED_TASKS=True, MIXTURE_OR_TASK_MODULE=None, USE_HARDWARE_RNG=False, RANDOM_SEED=None)
   return macros | {
@@ -93,7 +93,7 @@ def _run(**overrides: Any) -> dict[str, Any]:
 
 
 def _asked(function: str, *, output: str, **overrides: Any) -> dict[str, Any]:
-  """What evaluation and inference have in common: one set of examples, without a scope, and one checkpoint."""
+  """Returns the common settings of evaluation and inference: one data set, without a scope, and one checkpoint."""
   macros = dict.fromkeys(("MIXTURE_OR_TASK_NAME", "CHECKPOINT_PATH", output), REQUIRED)
   macros |= dict(MIXTURE_OR_TASK_MODULE=None, MIXTURE_OR_TASK_SPLIT="test")
   dataset = {
@@ -174,7 +174,7 @@ _RUNS = {
     "infer.num_shards": 1,
   },
 }
-# Those of NVIDIA's GPU recipes do not pack.
+# NVIDIA's GPU recipes do not pack.
 _ON_GPUS = {
   "pretrain": dict(BATCH_SIZE=128)
   | {
@@ -188,7 +188,7 @@ _RUNS["pretrain"] |= {"train.infer_eval_dataset_cfg": None}
 
 
 def _encoder_decoder(family: str) -> dict[str, Any]:
-  """What models of T5X and Flaxformer have in common: loss, vocabulary, optimizer."""
+  """Returns the common settings of T5X's and Flaxformer's models: loss, vocabulary, optimizer."""
   bindings = dict(Z_LOSS=1e-4, LABEL_SMOOTHING=0.0, LOSS_NORMALIZING_FACTOR=None)
   bindings |= dict(VOCABULARY=Reference("seqio.SentencePieceVocabulary", True))
   if family == "byt5":
@@ -232,7 +232,7 @@ def _model(family: str, size: str, *, scalable: bool) -> dict[str, Any]:
 
 
 def _architecture(*, gated: bool) -> dict[str, Any]:
-  """A T5 of Flaxformer's, whose files take all that is asked for from macros."""
+  """Returns the settings of Flaxformer's T5: its files read all sizes from macros."""
   bindings = dict.fromkeys(_MACROS.values(), REQUIRED)
   bindings |= dict(ACTIVATION_DTYPE="bfloat16", DROPOUT_RATE=0.0, ACTIVATION_PARTITIONING_DIMS=1)
   macros = _MACROS | {"dtype": "ACTIVATION_DTYPE", "dropout_rate": "DROPOUT_RATE"}
@@ -263,7 +263,7 @@ _ADAMW_CHAIN = {
 
 
 def _bound(path: str) -> dict[str, Any] | None:
-  """What a file that comes with T5X or Flaxformer binds, or None if it is none that is known."""
+  """Returns the bindings of a file of T5X or Flaxformer; None if it is unknown."""
   if (model := _MODEL.fullmatch(path)) and model[1] in _FAMILIES:
     return _model(model[1], model[2], scalable="scalable" in path)
   if model := _FLAXFORMER_MODEL.fullmatch(path):
@@ -276,11 +276,11 @@ def _bound(path: str) -> dict[str, Any] | None:
 
 
 def standard(path: str) -> list[Binding] | None:
-  """The bindings of a file that comes with T5X or Flaxformer, or None if `path` is none that is known."""
+  """Returns the bindings of the T5X or Flaxformer file at `path`; None if it is unknown."""
   values = _bound(path)
   if values is None:
     return None
-  location = Location(f"{path} (as T5X has it)", 0)
+  location = Location(f"{path} (T5X's copy)", 0)
   bindings = []
   for name, value in values.items():
     scope, _, selector = name.rpartition("/")

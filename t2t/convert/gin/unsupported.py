@@ -1,4 +1,4 @@
-"""What gin files bind and nobody asked for: told, refused, or of no account, as the tables of param_map.py have it."""
+"""Reports or refuses bindings of gin files that were never read, according to the tables of param_map.py."""
 
 from collections.abc import Iterator, Sequence
 import difflib
@@ -13,21 +13,21 @@ from t2t.convert.gin.model import ADD_MODEL
 from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show
 from t2t.runtime import imports
 
-# What a macro that is left open says -> what else may say it.
+# Parameter of an open macro -> alternatives.
 _SETTLED_BY = {
   "train.total_steps": ("train.steps", "train.epochs"),
   "RestoreCheckpointConfig.path": ("init.checkpoint", "--checkpoint"),
   "DatasetConfig.mixture_or_task_name": ("data.mixture", "data.files", "data.sources", "--input"),
   "DatasetConfig.task_feature_lengths": ("data.inputs_length", "--inputs_length"),
 }
-# How the shell is told what is no number.
+# Shell syntax of values that are not numbers.
 _VALUES = {
   "RestoreCheckpointConfig.path": "'\"PATH\"'",
   "DatasetConfig.mixture_or_task_name": "'\"NAME\"'",
   "DatasetConfig.task_feature_lengths": "\"{'inputs': NUMBER, 'targets': NUMBER}\"",
 }
 _SCOPES = ("", "train", "train_eval", "infer_eval")
-# Of T5X's training alone, which evaluation and inference do not read.
+# Functions of T5X's training, which evaluation and inference do not use.
 _OF_TRAINING = ("train", "Trainer", "CheckpointConfig", "SaveCheckpointConfig", "create_learning_rate_scheduler")
 _OF_TRAINING = (*_OF_TRAINING, *gin_names.OPTIMIZERS, "HParamMap", "T5Config", "Transformer", "TerminateOnNanAction")
 _NOT_READ = ("EncoderDecoderModel.z_loss", "EncoderDecoderModel.label_smoothing", "EncoderDecoderModel.optimizer_def")
@@ -35,36 +35,37 @@ _NOT_READ = (*_NOT_READ, "EncoderDecoderModel.loss_normalizing_factor", "dropout
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-  """The end of a sentence on a name that is none: "; nearest: batch_size"."""
+  """Returns the end of a message about an unknown name: "; nearest: batch_size"."""
   near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.6)
   return f"; nearest: {', '.join(near)}" if near else ""
 
 
-# ---- What is left open -----------------------------------------------------------------------------------------------
+# ---- Open values -----------------------------------------------------------------------------------------------------
 
 
 def not_given(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
-  """What was asked for and is left open, and each file that was not found.
+  """Yields each value that was read but is left open, and each file that was not found.
 
   Args:
-    reader: what was.
-    kind: of the run, a key of `names.KINDS`.
+    reader: after the conversion.
+    kind: of the run, a key of `param_map.KINDS`.
   """
   for name, (location, of) in reader.not_given.items():
     plain = of.rpartition("/")[2]
     same = gin_names.SAME.get(of, gin_names.SAME.get(plain, ""))
     settled_by = _SETTLED_BY.get(plain, (same,) if same else ())
-    # `t2t infer` has options, and no keys.
+    # `t2t infer` has options, but no config keys.
     taken = [key for key in settled_by if kind != "infer" or key.startswith("--")]
     alternative = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(key)}" for key in taken[:1])
     value = _VALUES.get(plain, "VALUE")
     yield GinFinding(
-      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}={value}{alternative}", True, settled_by
+      f"{location}: {name} is required by T5X. Give {TYPED}{name}={value}{alternative}", True, settled_by
     )
   for include, folders in reader.gin.unknown:
     yield GinFinding(
-      f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, and none that comes with"
-      " T5X and is known; what it sets is not in the config: give its folder as --gin_search_paths",
+      f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, nor among the known "
+      "files of"
+      " T5X. Give its folder as --gin_search_paths DIR.",
       True,
     )
 
@@ -77,7 +78,7 @@ def _option(key: str) -> str:
 
 
 def own_modules(reader: BindingReader) -> tuple[str, ...]:
-  """Modules that the files import and that are no library's: T5X's users register their tasks in them."""
+  """Returns the imported modules that are not libraries: T5X's users register their tasks in them."""
   module_names = [statement.module for statement in reader.gin.imports]
   return tuple(dict.fromkeys(module_name for module_name in module_names if not _is_library(module_name)))
 
@@ -87,7 +88,7 @@ def _is_library(module: str) -> bool:
 
 
 def modules(reader: BindingReader, *, needed: bool) -> Iterator[GinFinding]:
-  """Imports of modules that are not there, or not needed."""
+  """Yields imports of modules that are missing, or not needed."""
   for statement in reader.gin.imports:
     root, _, submodule = statement.module.partition(".")
     module = submodule.partition(".")[0]
@@ -96,12 +97,12 @@ def modules(reader: BindingReader, *, needed: bool) -> Iterator[GinFinding]:
       yield GinFinding(f"{statement.location}: import {statement.module}: T5X has no module {module}{near}", True)
     elif not _is_library(statement.module) and not needed:
       yield GinFinding(
-        f"{statement.location}: import {statement.module}: not needed, for t2t registers the mixture itself"
+        f"{statement.location}: import {statement.module}: not needed, because t2t registers the mixture itself"
       )
     elif not _is_library(statement.module) and not _is_there(root):
       yield GinFinding(
         f"{statement.location}: import {statement.module}: there is no module {root}, in which T5X's users register"
-        f" their tasks, neither installed nor in {os.getcwd()}: put its folder on PYTHONPATH, or give"
+        f" their tasks, neither installed nor in {os.getcwd()}. Put its folder on PYTHONPATH, or give"
         " --config.data.task_modules=FILE.py",
         True,
         ("data.task_modules", "data.mixture", "data.files", "data.sources", "--input"),
@@ -116,15 +117,15 @@ def _is_there(root: str) -> bool:
     return False
 
 
-# ---- What nobody asked for -------------------------------------------------------------------------------------------
+# ---- Unread bindings -------------------------------------------------------------------------------------------------
 
 
 def left(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
-  """Each binding and macro that nobody asked for, and that the user's own files set.
+  """Yields each binding and macro in the user's own files that was never read.
 
   Args:
-    reader: what was.
-    kind: of the run, a key of `names.KINDS`.
+    reader: after the conversion.
+    kind: of the run, a key of `param_map.KINDS`.
   """
   gin, reported = reader.gin, set()
   macros = set(reader.macros)
@@ -134,7 +135,7 @@ def left(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
       continue
     location, shown = binding.location, str(binding)
     if isinstance(binding.value, Macro) and binding.value.name in gin.macros:
-      # A value that T5X's own files take from a macro was written where the macro was.
+      # If T5X's own file takes a value from a macro, report the line of the macro.
       macro = gin.macros[binding.value.name]
       if macro.location.file in gin.own_files:
         location, shown = macro.location, str(macro)
@@ -149,19 +150,19 @@ def left(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
 
 
 def _judged(reader: BindingReader, key: tuple[str, str, str], kind: str) -> tuple[bool, str] | None:
-  """Whether a binding is refused, and why it is in no config; None: there is nothing to say."""
+  """Returns whether a binding is refused, and the reason; None: it needs no report."""
   scope, function, parameter = key
   name, value = f"{function}.{parameter}", _peek(reader, reader.gin.bindings[key].value)
   if kind != "train" and (function in _OF_TRAINING or name in _NOT_READ):
     return None
   if function in gin_names.OPTIMIZERS and function not in reader.optimizers:
-    return False, "nothing that runs refers to it"
+    return False, "unused in this run"
   if function == "DatasetConfig" and scope not in _SCOPES and not _is_referred_to(reader, scope, function):
     return True, f"nothing refers to {scope}/DatasetConfig{nearest(scope, _SCOPES)}"
   if name == "DatasetConfig.shuffle" and value == (scope == "train"):
-    return None  # as t2t does
+    return None  # t2t's behavior
   if scope == "infer_eval" and not asks_while_training(reader):
-    return False, "nothing that runs refers to it"
+    return False, "unused in this run"
   references = list(references_in(value))
   strangers = [reference for reference in references if _is_strange(reader, reference)]
   if name in gin_names.WIRING and references and not strangers:
@@ -174,20 +175,20 @@ def _judged(reader: BindingReader, key: tuple[str, str, str], kind: str) -> tupl
   if strangers and name != "Evaluator.logger_cls":
     stranger = strangers[0]
     last = stranger.name.rpartition("/")[2].rpartition(".")[2]
-    return True, f"t2t knows no {stranger}{nearest(last, gin_names.functions())}"
+    return True, f"t2t does not support {stranger}{nearest(last, gin_names.functions())}"
   if name in gin_names.TOLD or function in gin_names.TOLD:
     return False, gin_names.TOLD.get(name, gin_names.TOLD.get(function))
   return True, _unknown(reader, scope, function, parameter)
 
 
 def asks_while_training(reader: BindingReader) -> bool:
-  """Whether T5X has the model write answers between steps."""
+  """Returns whether T5X generates text during training."""
   key = ("", "train", "infer_eval_dataset_cfg")
   return key in reader.gin.bindings and _peek(reader, reader.gin.bindings[key].value) is not None
 
 
 def _is_strange(reader: BindingReader, reference: Reference) -> bool:
-  """Whether a function is none of those that are known, or of a module of the user's own."""
+  """Returns whether a function is unknown, or belongs to a module of the user."""
   module, _, function = reference.name.rpartition("/")[2].rpartition(".")
   user_parts = {
     part
@@ -198,7 +199,7 @@ def _is_strange(reader: BindingReader, reference: Reference) -> bool:
 
 
 def _unknown(reader: BindingReader, scope: str, function: str, parameter: str) -> str:
-  """Why a binding that no table has is refused."""
+  """Returns the reason to refuse a binding that is in no table."""
   known = [name.partition(".")[2] for name in gin_names.known() if name.partition(".")[0] == function]
   scopes = [
     other_scope
@@ -207,21 +208,22 @@ def _unknown(reader: BindingReader, scope: str, function: str, parameter: str) -
   ]
   if scopes:
     return (
-      f"each scope has its own, {', '.join(f'{other_scope}/{function}.{parameter}' for other_scope in sorted(scopes))}"
+      "each scope has its own binding, "
+      f"{', '.join(f'{other_scope}/{function}.{parameter}' for other_scope in sorted(scopes))}"
     )
   if parameter in known:
-    return "t2t has nothing like it"
+    return "t2t has no counterpart"
   if known:
-    return f"t2t has nothing like it, and knows no parameter {parameter} of {function}{nearest(parameter, known)}"
+    return f"unknown parameter {parameter} of {function}; t2t has no counterpart{nearest(parameter, known)}"
   functions = gin_names.functions()
-  return f"t2t has nothing like it, and knows no function {function}{nearest(function, functions)}"
+  return f"unknown function {function}; t2t has no counterpart{nearest(function, functions)}"
 
 
 def _unread(name: str, binding: Binding, reader: BindingReader) -> GinFinding:
-  """A macro that nothing refers to: T5X passes over it."""
+  """Returns the report on a macro that nothing refers to, which T5X ignores."""
   read = {macro.name for other_binding in reader.gin.bindings.values() for macro in macros_in(other_binding.value)}
   near = nearest(name, sorted(read))
-  text = f"nothing that was read refers to it{near}"
+  text = f"unused in this run{near}"
   where = f"{binding.location}: {binding}"
   if name in reader.gin.typed:
     return GinFinding(f"{where}: {text}", True)
@@ -229,7 +231,7 @@ def _unread(name: str, binding: Binding, reader: BindingReader) -> GinFinding:
 
 
 def _peek(reader: BindingReader, value: Any, seen: tuple[str, ...] = ()) -> Any:
-  """A value with its macros replaced, without asking for it."""
+  """Returns a value with its macros replaced, without recording it as read."""
   if isinstance(value, Macro):
     macro = reader.gin.macros.get(value.name)
     return UNSET if macro is None or value.name in seen else _peek(reader, macro.value, (*seen, value.name))
@@ -241,7 +243,7 @@ def _peek(reader: BindingReader, value: Any, seen: tuple[str, ...] = ()) -> Any:
 
 
 def _is_read(name: str, reader: BindingReader) -> bool:
-  """Whether another macro has this one."""
+  """Returns whether another macro refers to this one."""
   return any(Macro(name) in macros_in(binding.value) for binding in reader.gin.macros.values())
 
 
@@ -255,7 +257,7 @@ def _is_referred_to(reader: BindingReader, scope: str, function: str) -> bool:
 
 
 def kinds(reader: BindingReader) -> dict[str, Location]:
-  """Which runs the files describe, keys of `names.KINDS` and `names.OTHERS`, and where they say so."""
+  """Returns the kinds of runs in the files, keys of `param_map.KINDS` and `param_map.OTHERS`, with their lines."""
   locations: dict[str, Location] = {}
   for _, function, _ in reader.gin.bindings:
     kind = gin_names.FUNCTIONS.get(function, function if function in gin_names.OTHERS else "")
@@ -266,5 +268,5 @@ def kinds(reader: BindingReader) -> dict[str, Location]:
 
 
 def shown(value: Any) -> str:
-  """A value as gin writes it, or a word where it is left open."""
+  """Formats a value as gin source, or as "nothing" if it is left open."""
   return "nothing" if value is UNSET else show(value)

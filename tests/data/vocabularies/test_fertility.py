@@ -119,7 +119,7 @@ def test_a_tag_is_one_piece(text):
   plain, tagged = vocabulary.encode("a bcd"), vocabulary.encode("<2sw> a bcd")
   assert len(tagged) <= len(plain) + 2 and tagged[-len(plain) :] == plain
   assert vocabulary.tokenizer.id_to_piece([i for i in tagged if i not in plain])[-1] == "<2sw>"
-  with pytest.raises(UserError, match="--symbols: only for --type sentencepiece, not bpe"):
+  with pytest.raises(UserError, match="--symbols: applies only to --type sentencepiece, not bpe"):
     train(text, "bpe", "--type", "bpe", "--symbols", "<2en>")
 
 
@@ -135,14 +135,14 @@ def test_the_docstrings_examples():
 @pytest.mark.parametrize(
   ("argv", "message"),
   [
-    (["train"], "give --input GLOBS, or LANGUAGE=GLOBS for each language, and not both"),
-    (["train", "--input", "x", "en=x"], "and not both"),
-    (["train", "--input", "x", "--alpha", "0.3"], "--alpha 0.3: is of several LANGUAGE=GLOBS"),
-    (["train", "en=x", "--alpha", "1.5"], "--alpha 1.5: must be from 0"),
-    (["train", "en"], "en: give LANGUAGE=GLOBS"),
-    (["report", "--vocabulary=bytes", "en=a.txt", "en=b.txt"], "en=b.txt: en has files already"),
+    (["train"], "--input: give either --input GLOBS or LANGUAGE=GLOBS for each language"),
+    (["train", "--input", "x", "en=x"], "give either --input GLOBS or LANGUAGE=GLOBS"),
+    (["train", "--input", "x", "--alpha", "0.3"], "--alpha 0.3: needs several LANGUAGE=GLOBS"),
+    (["train", "en=x", "--alpha", "1.5"], "--alpha 1.5: is not between 0"),
+    (["train", "en"], "en: is not LANGUAGE=GLOBS"),
+    (["report", "--vocabulary=bytes", "en=a.txt", "en=b.txt"], "en=b.txt: the language en occurs twice"),
     (["report", "--vocabulary=bytes", "en=nothing.txt"], "en: no file matches nothing.txt"),
-    (["report", "--vocabulary=bytes", "en=blank.txt"], "en: its files hold no text"),
+    (["report", "--vocabulary=bytes", "en=blank.txt"], "en: the files contain no text"),
     (["report", "--vocabulary=bytes", "en=x.jsonl"], "en: x.jsonl, line 1: has no field 'text'; .* --field"),
   ],
 )
