@@ -174,8 +174,10 @@ class TransformerConfig:
   num_encoder_layers: int = 0  # number of encoder layers; 0 in decoder_only
   num_decoder_layers: int = 0  # number of decoder layers; 0 in encoder_only
   # Positions
-  #: relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table
-  #: of max_length rows)
+  #: relative (a learned bias, T5),
+  #: alibi (a bias that falls with the distance),
+  #: rotary (RoFormer)
+  #: or learned (a table of max_length rows)
   positions: str = "relative"
   relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias
   relative_position_max_distance: int = 128  # distance in positions from which all share the last bucket
