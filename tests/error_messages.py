@@ -15,7 +15,7 @@ PACKAGES = ("t2t", "configs", "launch", "tasks")
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-  """One `raise` with a message in it.
+  """A `raise` with a message in it.
 
   Attributes:
     location: file and line.

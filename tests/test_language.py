@@ -38,7 +38,16 @@ NO_WORDS = {
   "the one that": r"\b[Tt]he\sones?\s(?:that|who|which)\b",
 }
 # A location, or words that a message or a document begins with -> why the rule does not hold there. At most 40.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+  "not a manifest": "the caller adds the path",
+  "does not match its checksum": "the caller adds the path",
+  "a key that is neither text nor a number": "the caller adds file and position",
+  "it is a link": "the caller adds the path",
+  "a name occurs twice": "the caller adds the path",
+  "connection closed by the peer": "the caller adds the peer",
+  "wrong token of the run": "the caller drops the connection; a token is a secret",
+  "the file ends within a record": "the caller adds the path",
+}
 
 
 # ---- Docstrings ------------------------------------------------------------------------------------------------------

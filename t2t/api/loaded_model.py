@@ -80,7 +80,7 @@ def load(
     given_paths.text(path, called=called) for path, called in ((checkpoint, "checkpoint"), (vocabulary, "vocabulary"))
   )
   if not checkpoint:
-    raise UserError("checkpoint is empty: give a workdir, one of its steps, or a Hugging Face or T5X folder")
+    raise UserError("checkpoint='' is empty: give a workdir, one of its steps, or a Hugging Face or T5X folder")
   task_modules = _listed(task_modules)
   with in_python():
     source = select_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")

@@ -153,15 +153,15 @@ def train(
       )
   workdir = given_paths.text(workdir, called="workdir")
   if not workdir:
-    raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
+    raise UserError("workdir='' is empty: give a folder, or a gs:// path, for checkpoints and metrics")
   if (batches is None) != (eval_batches is None):
-    raise UserError("batches and eval_batches: give both, training data and evaluation data, or neither")
+    raise UserError("batches= and eval_batches=: give both, training data and evaluation data, or neither")
   if batches is not None and not (callable(batches) or isinstance(batches, Iterable)):
     raise UserError(f"batches is {type(batches).__name__}: give an iterable of dicts, or a function that returns one")
   if eval_batches is not None and not isinstance(eval_batches, Iterable):
     raise UserError(f"eval_batches is {type(eval_batches).__name__}: give an iterable of dicts")
   if examples is not None and batches is not None:
-    raise UserError("batches and examples: give one of them, batches of arrays or examples as texts")
+    raise UserError("batches= and examples=: give one of them, batches of arrays or examples as texts")
   if examples is None and eval_examples is not None:
     raise UserError("eval_examples: there are no examples to train on; give both")
   with in_python():

@@ -402,7 +402,7 @@ class StreamsHandler(ocp.AsyncCheckpointHandler):
   def save(self, directory: epath.Path, args: "SaveStreams") -> None:
     """Raises TypeError: only asynchronous checkpoints are supported."""
     del directory, args
-    raise TypeError("streams are saved by an asynchronous checkpointer")
+    raise TypeError(f"{type(self).__name__}: streams are saved by an asynchronous checkpointer")
 
   def restore(self, directory: epath.Path, args: "RestoreStreams") -> dict[str, bytes]:
     """Returns the content of each requested stream, and of each other file."""

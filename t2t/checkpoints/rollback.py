@@ -42,7 +42,7 @@ def turns(workdir: epath.Path) -> list[Turn]:
     try:
       turn = Turn(**json.loads(line))
       if not all(type(value) is int for value in turn) or not 0 < turn.checkpoint < turn.step:
-        raise ValueError("whole numbers, the second one larger")
+        raise ValueError(f"{line!r}: must be two whole numbers, the second one larger")
       past_turns.append(turn)
     except (ValueError, TypeError) as error:
       raise UserError(

@@ -148,7 +148,7 @@ class OwnData:
     if self._kept and weights in self._kept[0] and not any(rows[weights].any() for rows in self._kept):
       raise UserError(f"eval_batches: no target counts, because all {weights} are 0. Give weights above 0")
     if not self._kept:
-      raise UserError("eval_batches is empty. Give at least one batch that is not trained on")
+      raise UserError("eval_batches=[] is empty. Give at least one batch that is not trained on")
     return self._kept
 
 
@@ -215,7 +215,7 @@ class OwnBatches:
     try:
       return self._apart(call)
     except StopIteration as error:  # otherwise the run would end silently
-      raise UserError("batches raised StopIteration. Return an empty iterable when no batch follows") from error
+      raise UserError("batches= raised StopIteration. Return an empty iterable when no batch follows") from error
     finally:
       waiting.end()
 
@@ -262,14 +262,14 @@ class OwnBatches:
     """
     if self._iterator is not None and isinstance(self._source, Iterator):
       raise UserError(
-        "batches is an iterator, which cannot be rewound. Give an iterable that can be repeated, or a function "
+        "batches= is an iterator, which cannot be rewound. Give an iterable that can be repeated, or a function "
         "of the number of batches read"
       )
     self._read, self._step = json.loads(state[_STREAM])["read"], step
     self._iterator, self._next, self.ended, self.failure = None, None, "", None
 
   def begin_stage(self) -> None:
-    raise AssertionError("own batches have no stages")
+    raise AssertionError("config.stages is () with own batches")
 
   def close(self) -> None:
     """Stops reading."""
@@ -316,7 +316,7 @@ def _check_begins(source: Iterator[Rows]) -> None:
   try:
     if source in _begun:
       raise UserError(
-        "batches is an iterator that a run has already read from. Make a new one from the beginning of the run, "
+        "batches= is an iterator that a run has already read from. Make a new one from the beginning of the run, "
         "or give a function of the number of batches read"
       )
     _begun.add(source)

@@ -107,7 +107,7 @@ def _line(connection: socket.socket, seconds: float, *, limit: int = _LINE) -> s
       raise ConnectionError("connection closed by the peer")
     received += byte
     if len(received) > limit or time.monotonic() > deadline:
-      raise ConnectionError("line too long")
+      raise ConnectionError(f"line longer than {limit} bytes")
   return received.decode("ascii", "replace").strip()
 
 
@@ -167,7 +167,7 @@ class _Roll:
       if not hmac.compare_digest(proof, _proof(self._token, "call", challenge, index, name, nonce)):
         raise ValueError("wrong token of the run")
       if not 0 < int(index) < self._place.number:
-        raise ValueError("no such process")
+        raise ValueError(f"no process {index}")
       self._came.put((int(index), caller, name, nonce))
     except (OSError, ValueError, TypeError):
       caller.close()

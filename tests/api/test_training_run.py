@@ -92,7 +92,7 @@ def test_changes_are_those_of_the_command_line():
     (lambda: t2t.config("tiny", train={"steps": "many"}), r"config\.train\.steps"),
     (lambda: t2t.config("tiny", train=3), r"^train=3: give the keys of this section, train=\{'key': 3\}$"),
     (lambda: t2t.train("tiny", "runs/x"), r"^config is str: give what t2t\.config\(name\) returns$"),
-    (lambda: t2t.train(t2t.config("tiny"), ""), r"^workdir is empty: give a folder"),
+    (lambda: t2t.train(t2t.config("tiny"), ""), r"^workdir='' is empty: give a folder"),
   ],
 )
 def test_what_cannot_be_is_said_at_once(ask, message):

@@ -176,7 +176,7 @@ def test_a_base_that_is_gone_is_named(moved, capsys):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("way", ["resumed", "read", "converted", "verified"])
 def test_another_base_is_refused(run, tmp_path, capsys, way):
-  """One changed number is enough; the saved files are unchanged."""
+  """A single changed number is enough; the saved files are unchanged."""
   shutil.copytree(run, tmp_path, dirs_exist_ok=True)
   (tmp_path / "base").rename(tmp_path / "right")
   assert command.main(["convert", "--from", "t2t", str(tmp_path / "right"), "--to", "hf", str(tmp_path / "base")]) == 0

@@ -80,7 +80,7 @@ def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
 
 @pytest.mark.exhaustive
 def test_it_learns(encoder, tmp_path):
-  """One training step by the command changes both stacks and the cross-attention."""
+  """A training step by the command changes both stacks and the cross-attention."""
   folder, theirs = encoder
   (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
   small = ("inputs_length=32", "targets_length=32", "objective=prefix_lm", "vocabulary=bytes", "extra_ids=0")

@@ -130,7 +130,7 @@ def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp
 
 @pytest.mark.exhaustive
 def test_the_body_may_be_trained_as_well(tmp_path, capsys):
-  """As in the paper; each task can still be selected, and resuming with other tasks is an error."""
+  """The body trains as in the paper; each task can still be selected, and resuming with other tasks is an error."""
   run, whole = tmp_path / "run", ("--config.pals.also_train=.",)
   assert train("encoder_decoder", tmp_path, run, *whole) == 0
   assert " trainable, " not in capsys.readouterr().err

@@ -106,7 +106,7 @@ def plain(text):
 
 
 def test_the_list_has_every_task_that_comes_with_t2t(printed):
-  """One line each, under its module, at most 80 columns; no vocabulary or source file is opened."""
+  """Each task has one line under its module, at most 80 columns; no vocabulary or source file is opened."""
   lines = printed().splitlines()
   names = [line.split()[0] for line in lines if line.startswith("  ")]
   assert {f"docs_{objective}" for objective in objectives.OF_TEXT} <= set(names)

@@ -137,14 +137,14 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   batches = random_batches()
   for _ in t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()):
     break
-  with pytest.raises(UserError, match="batches is an iterator that a run has already read from. Make a new one"):
+  with pytest.raises(UserError, match="batches= is an iterator that a run has already read from. Make a new one"):
     t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()).run()
 
 
 @pytest.mark.parametrize(
   ("source", "message"),
   [
-    (lambda read: next(iter([])), "batches raised StopIteration"),
+    (lambda read: next(iter([])), "batches= raised StopIteration"),
     (lambda read: None, r"batches\(0\) is NoneType. Return an iterable of dicts"),
     (lambda read: [], "batches ended after 0: give more"),
   ],
@@ -250,7 +250,7 @@ def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
     assert [ids(next(batches)) for _ in range(3)] == every[3:]
   batches = array_batches.OwnBatches(random_batches(), config, mesh)
   next(batches)
-  with pytest.raises(UserError, match="batches is an iterator, which cannot be rewound"):
+  with pytest.raises(UserError, match="batches= is an iterator, which cannot be rewound"):
     batches.restore(batches.state(1), step=1)
 
 
@@ -357,7 +357,7 @@ def test_held_out_batches_are_needed():
   """And one of their targets counts, or a loss of 0 would be the best."""
   config = loading.records(small())
   nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
-  for held, message in ([], "^eval_batches is empty"), ([nothing], "^eval_batches: no target counts"):
+  for held, message in ([], "^eval_batches=.. is empty"), ([nothing], "^eval_batches: no target counts"):
     data = array_batches.OwnData(random_batches, held)
     with pytest.raises(UserError, match=message):
       data.check_stages(data.resolved_stages(config))
