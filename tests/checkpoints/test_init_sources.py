@@ -147,6 +147,6 @@ def test_an_adapter_on_such_a_part_is_refused(tmp_path):
   """The error comes before a checkpoint is read, with both keys."""
   others = {"reader": {"checkpoint": "runs/part", "rename": ("encoder",), "frozen": True}}
   with pytest.raises(
-    UserError, match=r"^config.lora adds encoder/\S+lora\S+ to a part .* with config.init.others.reader"
+    UserError, match=r"^config.lora adds encoder/\S+lora\S+ to a part .* by config.init.others.reader"
   ):
     train(config(**{"init.checkpoint": "runs/whole", "init.others": others, "lora.rank": 2}), tmp_path)

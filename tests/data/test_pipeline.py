@@ -351,7 +351,7 @@ def test_a_corpus_of_no_example(tmp_path):
 
 
 def test_an_unknown_architecture(data, mesh):
-  with pytest.raises(UserError, match="'decoder': there are encoder_decoder, decoder_only"):
+  with pytest.raises(UserError, match="'decoder': unknown architecture. Known values: encoder_decoder, decoder_only"):
     pipeline.train_batches(data, "decoder", mesh, batch_size=8, seed=0)
 
 

@@ -146,7 +146,7 @@ def test_adapters_find_its_matrices(two, name):
 def test_no_family_of_others_has_it(two):
   """A converter reports it and writes nothing."""
   gpt2 = config_of("gpt2", tied_logits=True)
-  with pytest.raises(hf_mappings.Unknown, match=re.escape("config.model.feed_forward='two' (theirs 'dense')")):
+  with pytest.raises(hf_mappings.Unknown, match=re.escape("config.model.feed_forward='two' (transformers 'dense')")):
     settings_lib.write_settings(settings_lib.FAMILIES["gpt2"], gpt2)
 
 

@@ -56,7 +56,7 @@ def test_a_module_that_is_nowhere(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError) as error:
     registry.load("gone_away.tasks")
-  for words in (f"neither installed nor in {tmp_path}", "the path of a .py file", "PYTHONPATH"):
+  for words in (f"no such module is installed or in {tmp_path}", "the path of a .py file", "PYTHONPATH"):
     assert words in str(error.value)
 
 

@@ -136,7 +136,7 @@ def test_a_run_that_carries_states_resumes_to_the_bit(tmp_path):
 
 def test_losses_that_return_no_states_are_refused():
   run = loading.records(config(**{"model.feed_forward": "recurrent"})).with_(model={"vocab_size": 384})
-  with pytest.raises(UserError, match="feed_forward=recurrent: carries states .* config.train.loss=heads does not"):
+  with pytest.raises(UserError, match="feed_forward=recurrent carries states .* config.train.loss=heads does not"):
     CarriedState.from_config(run.with_(train={"loss": "heads"}))
   assert "carried" in recipe.make(run).collections
   assert not recipe.make(run.with_(model={"feed_forward": "dense"})).collections
