@@ -32,8 +32,8 @@ CLAUSE = (
 )
 NO_WORDS = {
   "for (because)": rf"[,;:.]\s[Ff]or\s(?:(?:it|they|we|you|there|this|that)\s(?!\w+[,.;])|{CLAUSE})",
-  "nobody": r"\b[Nn]obody\b",
-  "whoever": r"\b[Ww]hoever\b",
+  "nobody": r"\b(?:n|N)obody\b",
+  "whoever": r"\b(?:who|Who)ever\b",
   "those that": r"\b[Tt]hose\s(?:that|who|which)\b",
   "the one that": r"\b[Tt]he\sones?\s(?:that|who|which)\b",
 }

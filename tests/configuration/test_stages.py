@@ -275,7 +275,9 @@ def test_larger_batches_are_of_the_very_next_rows(files):
 
 def test_streams_divide_the_batches_of_all_stages(files):
   data = dataclasses.replace(files, num_streams=16)
-  with pytest.raises(UserError, match=r"=16 does not divide .*batch_size, the greatest common divisor of all stages=8\."):
+  with pytest.raises(
+    UserError, match=r"=16 does not divide .*batch_size, the greatest common divisor of all stages=8\."
+  ):
     staged(data, {"train.batch_size": 16}, {"train.batch_size": 24}, {"train.batch_size": 16})
 
 
