@@ -1,4 +1,4 @@
-"""What heads answer of tasks: which head a task needs, and its examples as a model with that head reads them."""
+"""Examples for heads: the head that a task needs, and the features that a model with that head reads."""
 
 from t2t.data.head_examples.examples import for_heads, gathered
 from t2t.data.head_examples.feature_converter import ConvertedExample, HeadFeatureConverter

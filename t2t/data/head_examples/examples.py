@@ -1,4 +1,4 @@
-"""Examples of tasks as models with heads read them: seqio tasks in place of those that are answered in writing."""
+"""Converts seqio tasks to tasks that a head answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,15 +16,15 @@ from t2t.models.config import HeadConfig
 def for_heads(
   provider: task_resolution.Provider, architecture: str, heads: Sequence[HeadConfig]
 ) -> task_resolution.Provider:
-  """The task or mixture whose examples are what a model with these heads reads, and what they are asked.
+  """Returns the task or mixture with the features that a model with these heads reads.
 
   Args:
-    provider: in the vocabulary of the model, read from the user's files.
-    architecture: of the model.
-    heads: its own, in their order.
+    provider: the task or mixture, in the model's vocabulary and with the user's files as its source.
+    architecture: architecture of the model.
+    heads: heads of the model, in their order.
 
   Raises:
-    UserError: a task that none of them answers.
+    UserError: no head answers one of the tasks.
   """
 
   def answered(task: seqio.Task) -> seqio.Task:
@@ -52,7 +52,7 @@ def for_heads(
 
 
 def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-  """One example for all windows of a context, which it has as "windows"; other examples as they are.
+  """Yields one example per context, with its windows in the list "windows"; other examples are unchanged.
 
   In:  {"id": "a", "window": 0, ...}, {"id": "a", "window": 1, ...}, {"id": "b", "window": 0, ...}
   Out: {"id": "a", "windows": [{"window": 0, ...}, {"window": 1, ...}], ...}, {"id": "b", "windows": [...], ...}

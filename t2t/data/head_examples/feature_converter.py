@@ -1,4 +1,4 @@
-"""The feature converter of heads: an example becomes the same features in training, evaluation and inference."""
+"""Feature converter for heads, shared by training, evaluation and inference."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -18,17 +18,18 @@ from t2t.data.special_tokens import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
-# Features of the right answer, and of what is counted in training; inference has no use for them.
+# Features of the right answer and of training statistics; inference does not return them.
 _OF_ANSWERS = ("answer_targets", "answers", "has_answer", "inputs_uncut")
-_OF_TEXTS = HeadConfig("texts", 1)  # a class head, which nobody asks
+_OF_TEXTS = HeadConfig("texts", 1)  # class head for texts without a question
 
 
 class ConvertedExample(NamedTuple):
-  """Features of an example whose answer is not known.
+  """Features of one example without an answer.
 
-  features: int32 [length] each: inputs, token_types, texts, answer_heads, and what the kind of question adds; of a
-    context "windows", which have such features each, as `examples.gathered` has them of a task.
-  cut: tokens of the texts that did not fit.
+  Attributes:
+    features: int32 [length] each: inputs, token_types, texts, answer_heads, and the features of the question's kind.
+      For a context, "windows" is a list with these features for each window, as `examples.gathered` returns it.
+    cut: number of tokens of the texts that did not fit.
   """
 
   features: dict[str, Any]
@@ -37,22 +38,23 @@ class ConvertedExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HeadFeatureConverter:
-  """Converts examples to the features that a model with heads reads, and that one of its heads is asked.
+  """Converts examples to the features of a model with heads; one head answers.
 
-  `convert_dataset` takes the examples of a task, `__call__` an example without an answer.
+  `convert_dataset` converts a task's examples, `__call__` converts one example without an answer.
 
-  In:  {"parts": ["a b", "c"]}                         of an encoder, with [CLS] 101 and [SEP] 102; head 0
+  In:  {"parts": ["a b", "c"]}                         encoder with [CLS] 101 and [SEP] 102; head 0
   Out: {"inputs": [101, 5, 6, 102, 7, 102], "token_types": [0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0],
         "answer_heads": [1, 0, 0, 0, 0, 0]}, cut 0
 
-  vocabulary: of the model.
-  architecture: of the model.
-  head: that is asked; None: nothing is, and texts are read as a class head would.
-  length: of an example or a window at most, special tokens included.
-  number: of the head, among the model's.
-  task: name of the task, for messages.
-  labels: classes of the task.
-  order: of each of them the number that it has in the head; empty: the same.
+  Attributes:
+    vocabulary: vocabulary of the model.
+    architecture: architecture of the model.
+    head: the head that answers; None: no head, and texts are read as for a class head.
+    length: maximum number of tokens of an example or a window, including special tokens.
+    number: index of the head in the model.
+    task: name of the task, for messages.
+    labels: classes of the task.
+    order: index in the head of each class of the task; empty: the same order.
   """
 
   vocabulary: seqio.Vocabulary
@@ -66,7 +68,6 @@ class HeadFeatureConverter:
 
   @functools.cached_property
   def reading(self) -> Reading:
-    """Returns the settings with which texts are read."""
     kind, head = ARCHITECTURES[self.architecture], self.head or _OF_TEXTS
     framing, reads = Framing.of(self.vocabulary, self.architecture), head.spelled_out(kind).reads
     whole = self.head is not None and kind.is_generative and head.kind != "choice"
@@ -75,19 +76,19 @@ class HeadFeatureConverter:
   # ---- Examples of a task ------------------------------------------------------------------------------------------
 
   def convert_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts examples, with their right answers; the texts stay, under other names, as do all other fields.
+    """Converts examples with their answers; other fields stay, and texts are renamed to `*_pretokenized`.
 
     In:  {"parts": ["a b", "c"], "label": 2, "options": ["x", "y", "z"], "targets": "z", "idx": 3}
     Out: {"inputs": [101, 5, 6, 102, 7, 102], "answer_heads": [1, 0, 0, 0, 0, 0], ..., "targets_pretokenized": "z",
           "idx": 3}
 
     Args:
-      dataset: what the task's formats yield.
+      dataset: output of the task's text preprocessors.
     """
     kind = kinds.KINDS[kinds.kind_of(dataset.element_spec)]
     kind.check(self.reading, "")
 
-    @tf.autograph.experimental.do_not_convert  # it takes as long as all else, and no tensor decides anything in Python
+    @tf.autograph.experimental.do_not_convert  # autograph doubles the time and is not needed
     def convert(example: Features) -> Features:
       if self.labels and "options" in example:
         example = example | {"options": self._same_options(example["options"])}
@@ -100,7 +101,7 @@ class HeadFeatureConverter:
       return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | features
 
     def apart(example: Features) -> tf.data.Dataset:
-      """An example for each window, its number along."""
+      """Returns one example per window, with its index as "window"."""
       rows = {name: example[name] for name in kind.windows}
       shared = {name: x for name, x in example.items() if name not in rows}
       numbers = tf.data.Dataset.range(rows["inputs"].nrows(), output_type=tf.int32)
@@ -113,11 +114,12 @@ class HeadFeatureConverter:
     def refuse(options):
       texts = ", ".join(text.decode() for text in options)
       raise UserError(
-        f"{self.task}: an example has the options {texts}, and the first one {', '.join(self.labels)}: a class is one"
-        " of the same few for all examples; where they differ, keep them as 'candidates', and a head chooses among them"
+        f"{self.task}: an example has the options {texts}, but the first example has {', '.join(self.labels)}. A "
+        "class head needs the same options in all examples. If options differ, keep them as 'candidates' for a "
+        "choice head."
       )
 
-    # Of different numbers, too: joined they are one string each.
+    # Lists of different lengths cannot be compared element by element, so each is joined to one string.
     same = tf.strings.reduce_join(options, separator="\n") == "\n".join(self.labels)
     return checked(options, same, refuse, options)
 
@@ -126,25 +128,27 @@ class HeadFeatureConverter:
 
     def refuse(targets):
       raise UserError(
-        f"{self.task}: an example has the label {int(targets.max())}, but there are {head.num_classes} classes, from 0"
-        " on" + (f": {', '.join(head.labels)}" if head.labels else "")
+        f"{self.task}: the label {int(targets.max())} is out of range. Correct it in the data: the head "
+        f"{head.name!r} has {head.num_classes} classes, numbered from 0"
+        + (f": {', '.join(head.labels)}" if head.labels else "")
       )
 
     return checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)
 
   def _renumbered(self, features: Features) -> tf.Tensor:
-    """Targets as the head numbers its classes."""
+    """Maps the task's class indices to the head's."""
     is_asked, order = features["answer_heads"] > 0, tf.constant(self.order, tf.int32)
     return tf.where(is_asked, tf.gather(order, tf.where(is_asked, features["answer_targets"], 0)), 0)
 
   # ---- An example without an answer ----------------------------------------------------------------------------------
 
   def __call__(self, example: Mapping[str, Any]) -> ConvertedExample:
-    """Converts one example whose answer is not known.
+    """Converts one example without an answer.
 
     Args:
-      example: texts and lists of texts, under the names that the examples of tasks have: "inputs" or "parts" in the
-        order in which they are read, "candidates", "words", "question" and "context".
+      example: texts and lists of texts, under the names of the fields in tasks' examples: "inputs", or "parts" in
+        reading
+        order, "candidates", "words", "question" and "context".
     """
     kind = self._kind_of(example)
     texts = {
@@ -171,7 +175,7 @@ class HeadFeatureConverter:
     return {}
 
   def _program(self, kind: QuestionKind, fields: Sequence[tuple[str, int]]) -> Callable:
-    """Compiles a kind for examples with these fields, which are texts or lists of texts."""
+    """Compiles the conversion of a kind of question for these fields, (name, rank) each."""
     signature = [tf.TensorSpec([None] * rank, tf.string) for _, rank in fields]
 
     @tf.function(input_signature=signature, autograph=False)
@@ -191,23 +195,23 @@ class HeadFeatureConverter:
 
   @property
   def fields(self) -> set[str]:
-    """Fields of the questions that the head answers, beside "inputs" and "parts"."""
+    """Names of the example fields that the head's questions use, in addition to "inputs" and "parts"."""
     return {name for kind in self._kinds for name in kind.question}
 
   @property
   def most_candidates(self) -> int:
-    """So many there is room for."""
+    """Maximum number of candidates that fit."""
     framing = self.reading.framing
     return self.length // (len(framing.begin) + len(framing.between) + len(framing.end) + kinds.LEAST)
 
   def check(self, where: str) -> None:
-    """Checks that there is room for what the head is asked.
+    """Checks that `length` suffices for the head's questions.
 
     Args:
-      where: what the user gives the length with, for the message.
+      where: the flag or key that sets the length, for the message.
 
     Raises:
-      UserError: there is not.
+      UserError: the length is too small.
     """
     for kind in self._kinds:
       kind.check(self.reading, where)

@@ -1,4 +1,4 @@
-"""Kinds of questions: by which fields of an example each is told, and where in the example a head answers it."""
+"""Kinds of questions: each is identified by the fields of its examples and defines their features for a head."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -10,24 +10,24 @@ from t2t.data import special_tokens as framing_lib
 from t2t.data.head_examples import mentions, spans, tags
 from t2t.data.head_examples.reading import Features, Reading, checked
 
-# Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
+# Per token: the token type, the index of the text, the index of the head that answers there plus 1, and its target.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
 
-LEAST = 4  # tokens of a candidate and what stands before it, without special tokens
+LEAST = 4  # minimum tokens of a candidate and its prompt, without special tokens
 
 
 # ---- Kinds -----------------------------------------------------------------------------------------------------------
 
 
 def _parts(example: Features, reading: Reading) -> tf.Tensor:
-  """The texts of an example, string [parts]."""
+  """Returns the texts of an example, string [parts]."""
   if reading.whole or "parts" not in example:
     return example["inputs"][None]
   return example["parts"]
 
 
 def _label(example: Features) -> tf.Tensor:
-  """The number of the right class, int32 []; -1 where it is not given."""
+  """Returns the index of the right class, int32 []; -1 if it is not given."""
   if "label" in example:
     return tf.cast(example["label"], tf.int32)
   matches = tf.where(example["options"] == example["targets"])
@@ -49,7 +49,7 @@ def _of_text(example: Features, reading: Reading, target: tf.Tensor) -> Features
 
 
 def _class(example: Features, reading: Reading) -> Features:
-  """A text, and its class.
+  """Converts a text and its class.
 
   In:  {"parts": ["a b", "c"], "label": 2, "options": ["x", "y", "z"]}      head 0, with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 5, 6, 102, 7, 102], "inputs_uncut": 6, "token_types": [0, 0, 0, 0, 1, 1],
@@ -61,22 +61,23 @@ def _class(example: Features, reading: Reading) -> Features:
 
 
 def _score(example: Features, reading: Reading) -> Features:
-  """A text, and a number: its bits are the target; NaN says that it is not given."""
+  """Converts a text and its score. The target is the score's float32 bits; NaN means that no score is given."""
   value = tf.cast(example["label"], tf.float32)
   return _of_text(example, reading, tf.bitcast(value, tf.int32)) | {"has_answer": ~tf.math.is_nan(value)}
 
 
 def _right_candidates(example: Features) -> tf.Tensor:
-  """bool [candidates]."""
+  """Returns which candidates are right, bool [candidates]."""
   if "answers" in example:
     return tf.reduce_any(example["options"][:, None] == example["answers"][None, :], axis=1)
   return tf.range(tf.size(example["candidates"])) == _label(example)
 
 
 def _choice(example: Features, reading: Reading) -> Features:
-  """Candidates behind the same text, each a text of its own that sees no other; one position of each answers.
+  """Converts a text with candidates: each candidate follows a copy of the text, and the copies do not attend to each
+  other.
 
-  Where all do not fit, the longest are cut first.
+  The head answers at one position per candidate. If not all candidates fit, the longest are cut first.
 
   In:  {"parts": ["a"], "candidates": ["b", "c"], "label": 1}               head 0, with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 5, 102, 6, 102, 101, 5, 102, 7, 102], "token_types": [0, 0, 0, 1, 1, 0, 0, 0, 1, 1],
@@ -91,8 +92,8 @@ def _choice(example: Features, reading: Reading) -> Features:
   def refuse(number) -> tf.Tensor:
     number = int(number)
     raise UserError(
-      f"config.data.inputs_length={reading.length}: an example has {number} candidates, each of which needs at least"
-      f" {LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
+      f"config.data.inputs_length={reading.length}: too short for an example with {number} candidates, which "
+      f"need at least {LEAST + 4} positions each. Set --config.data.inputs_length={16 * number} or more."
     )
 
   room = checked(room, room // tf.maximum(number, 1) >= around + LEAST, refuse, number)
@@ -119,23 +120,25 @@ def _choice(example: Features, reading: Reading) -> Features:
 
 
 def _cut(question: Features, features: Features, reading: Reading) -> int:
-  """Tokens of a question that did not fit."""
+  """Returns the number of tokens of a question that did not fit."""
   del question, reading
   return int(features["inputs_uncut"]) - len(features["inputs"])
 
 
 @dataclasses.dataclass(frozen=True)
 class QuestionKind:
-  """A kind of question.
+  """Kind of question: the fields that identify it, the head that answers it, and its conversion to features.
 
-  question, answer: fields of an example; those of both together tell the kind.
-  make: (example, how it is read) -> what the model reads and is asked, and whether the answer is given.
-  head: kind of the head that answers it.
-  number: classes that its head has; 0: as many as options.
-  windows: features of `make` that have a row for each of several windows; none: an example is one row.
-  check: (how it is read, what the user gives the length with; "": the config) of any example; raises UserError.
-  unanswered: of a question the fields of an answer that is not known; None: the head cannot be asked in inference.
-  cut: (question, what `make` makes, how it is read) -> tokens of the question that did not fit.
+  Attributes:
+    question, answer: fields of an example; both together identify the kind.
+    make: (example, reading) -> the model's features, with "has_answer".
+    head: kind of the head that answers.
+    number: number of classes of the head; 0: as many as options.
+    windows: features of `make` that have one row per window; empty: an example is one row.
+    check: (reading, the flag that sets the length, "" for the config) -> None; raises UserError if the length is too
+      small.
+    unanswered: question -> fields of an unknown answer; None: inference does not support this kind.
+    cut: (question, output of `make`, reading) -> number of tokens of the question that did not fit.
   """
 
   question: tuple[str, ...]
@@ -150,7 +153,7 @@ class QuestionKind:
 
   @property
   def fields(self) -> tuple[str, ...]:
-    """Those that tell the kind."""
+    """Fields that identify the kind."""
     return self.question + self.answer
 
 
@@ -159,7 +162,7 @@ def _no_label(question: Features) -> Features:
   return {"label": tf.constant(-1)}
 
 
-# The first whose fields an example has.
+# The first kind with fields that an example has applies.
 KINDS: dict[str, QuestionKind] = {
   "span": QuestionKind(
     ("question", "context"),
@@ -183,7 +186,7 @@ KINDS: dict[str, QuestionKind] = {
 
 
 def kind_of(spec: Mapping[str, tf.TensorSpec]) -> str:
-  """The kind of the question that examples with these fields ask; "": none that a head answers."""
+  """Returns the kind of question in examples with these fields; "" if no head can answer them."""
   for name, kind in KINDS.items():
     if set(kind.fields) <= set(spec):
       if name == "score" and not spec["label"].dtype.is_floating:

@@ -1,4 +1,4 @@
-"""Answers that are entities of a text, one of them right: each is a candidate where the text mentions it first."""
+"""Questions with entities of a passage as candidates: a head scores each entity at a mention in the passage."""
 
 from collections.abc import Sequence
 import re
@@ -11,7 +11,7 @@ from t2t.data.vocabularies import offsets
 
 
 def find(passage: str, entities: Sequence[str]) -> list[list[int]]:
-  """The first characters of all mentions of each entity, in words of their own; else wherever it is spelled.
+  """Returns the start characters of all mentions per entity: whole words, or any match if there is no whole word.
 
   In:  "Annabel met Ann.", ["Ann", "bel", "Bob"]
   Out: [[12], [4], []]
@@ -25,14 +25,14 @@ def find(passage: str, entities: Sequence[str]) -> list[list[int]]:
 
 
 def candidates(starts: np.ndarray, ends: np.ndarray, mentions: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-  """(token, number of the entity) of the first mention of each entity, in the order of tokens.
+  """Returns (token, entity index) for one mention of each entity, in token order.
 
-  A token stands for one entity: of two that begin alike ("York", "York City") the second has its next mention, and none
-  if it has no other.
+  A token represents one entity. If mentions of two entities ("York", "York City") begin in the same token, the entity
+  with fewer mentions takes it. The other entity takes its next mention, and is left out if there is none.
 
   Args:
-    starts, ends: characters of the tokens that are read.
-    mentions: of each entity, see `find`.
+    starts, ends: character offsets of the tokens.
+    mentions: start characters per entity, from `find`.
   """
   entity_of_token: dict[int, int] = {}
   for number, places in sorted(enumerate(mentions), key=lambda pair: len(pair[1])):
@@ -45,7 +45,7 @@ def candidates(starts: np.ndarray, ends: np.ndarray, mentions: Sequence[Sequence
 
 
 def make(example: Features, reading: Reading) -> Features:
-  """A passage and a query; where the passage first mentions an entity the head is asked whether it is the answer.
+  """Converts a passage and a query; the head predicts at an entity's mention whether the entity is the answer.
 
   In:  {"passage": "Ann met Bob and Ann won", "query": "@placeholder is glad", "options": ["Ann", "Bob", "Eve"],
         "answers": ["Bob"], "training": False}                        words 5, 6, ... with [CLS] 101 and [SEP] 102
@@ -55,8 +55,8 @@ def make(example: Features, reading: Reading) -> Features:
         "answer_targets": [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "options": ["Ann", "Bob"], "inputs_uncut": 13,
         "has_answer": True}
 
-  "options" are those that are asked, in the order of the passage.  Of a passage that does not fit the end is cut; in
-  training, where that would leave no right answer, the beginning.
+  "options" lists the entities with a mention, in passage order. If a passage does not fit, its end is cut. In training,
+  its beginning is cut instead if the end has all mentions of the right answers.
   """
 
   def row(passage, query, entities, right, training) -> tuple[np.ndarray, ...]:
@@ -65,7 +65,7 @@ def make(example: Features, reading: Reading) -> Features:
     tokens, asks = (offsets.tokens_of(vocabulary, text) for text in (passage, query.decode()))
     uncut = len(tokens.ids) + len(asks.ids) + framing.size(2)
     room = reading.length - framing.size(2)
-    # The query is short: where it is not, the passage keeps half of the room.
+    # Queries are usually short. A long query is cut so that the passage keeps half of the room.
     behind = asks.ids[: room - min(len(tokens.ids), room // 2)]
     room -= len(behind)
     mentions = find(passage, names)

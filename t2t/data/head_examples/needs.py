@@ -1,4 +1,4 @@
-"""Which head a task needs: read off the first example that its formats make of its records."""
+"""Determines the head that a task needs from the first example of its text preprocessors."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -15,7 +15,7 @@ from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
 
 _ANY_LENGTH = 512  # tokens
-# Steps that make what a model writes of text; for a head it is framed in another way.
+# Steps that prepare text for generative models; the head feature converter replaces them.
 _WRITING = (
   *preprocessors.TOKENIZERS,
   seqio.preprocessors.append_eos,
@@ -26,13 +26,14 @@ _WRITING = (
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-  """What a task asks.
+  """The head that a task needs.
 
-  head: name of the one that answers it; tasks that are asked alike have one head.
-  kind: of the head.
-  labels: texts of the classes, where all examples have the same.
-  number: of logits.
-  no_answer: of a span, whether there may be none.
+  Attributes:
+    head: name of the head; tasks with the same name share one head.
+    kind: kind of the head.
+    labels: names of the classes, if all examples have the same.
+    number: number of logits.
+    no_answer: whether a span question may have no answer.
   """
 
   head: str
@@ -43,27 +44,27 @@ class Need:
 
 
 def formats_of(task: seqio.Task) -> list:
-  """A task's preprocessors up to the text of its examples, without those that are there for what is written."""
+  """Returns a task's preprocessors up to the text of its examples, without steps for generation."""
   steps = [step for step in task.preprocessors if registry.function_of(step) not in preprocessors.FOR_WRITING]
   if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in steps):
     raise UserError(
-      f"{task.name}: heads answer what a task's formats make of its records, which a cache has not; leave"
-      " config.data.cache_dir empty"
+      f"{task.name}: heads need the text of the records, which a cached task does not have. Leave "
+      "config.data.cache_dir empty: --config.data.cache_dir=''"
     )
   return [step for step in steps if registry.function_of(step) not in _WRITING]
 
 
 def formatted(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int] | None = None) -> tf.data.Dataset:
-  """Returns what a task's formats make of records; `lengths` are tokens of each feature, for steps that read them."""
+  """Applies a task's text preprocessors to records; `lengths` (feature -> tokens) is for steps that read it."""
   part = task.replace(preprocessors=formats_of(task))
   return part.preprocess_postcache(part.preprocess_precache(records, seed=0), sequence_length=lengths or {}, seed=0)
 
 
 def need_of(task: seqio.Task) -> Need:
-  """What a task asks; its first record is read.
+  """Returns the head that a task needs; reads the task's first record.
 
   Raises:
-    UserError: no head could answer it, or there is no record.
+    UserError: no head can answer the task, or it has no record.
   """
   split = _split(task)
   records = task.source.get_dataset(split=split, shuffle=False, seed=0).take(bad_records.MOST_UNUSED)
@@ -72,17 +73,18 @@ def need_of(task: seqio.Task) -> Need:
   if not kind:
     fields = ", ".join(f"{kind.fields[0]} ({name})" for name, kind in kinds.KINDS.items())
     raise UserError(
-      f"{task.name}: no head answers it: its examples have {', '.join(dataset.element_spec)}, and none of {fields};"
-      " a class is one of the texts that its preprocessors keep as 'options'; a model with a decoder can be trained to"
-      " write the answer: config.train.loss=cross_entropy"
+      f"{task.name}: no head can answer this task. Its examples have the fields "
+      f"{', '.join(dataset.element_spec)}; a head needs one of {fields}. For a class head, let the preprocessors "
+      "keep the names of the classes as 'options'. To generate the answer with a decoder instead: "
+      "--config.train.loss=cross_entropy"
     )
   try:
-    # To its end: an iterator that is left open is closed when the process ends, and says so.
+    # The list reads the iterator to its end: TensorFlow logs a message if an open one is closed when the process exits.
     first = next(iter(list(dataset.take(1).as_numpy_iterator())), None)
     if first is None:
       raise bad_records.NoExamples(task.name, split, int(records.reduce(0, lambda number, _: number + 1)))
   except tf.errors.OpError as error:
-    raise named.failure(error, task.name, what="its source or its formats fail") from error
+    raise named.failure(error, task.name, what="its source or its preprocessors fail") from error
   name = first["head"].decode() if "head" in first else re.sub(r"\W", "_", task.name)
   name = name if re.match(r"[A-Za-z]", name) else f"head_{name}"
   question = kinds.KINDS[kind]
@@ -94,12 +96,13 @@ def need_of(task: seqio.Task) -> Need:
 def heads_of(
   tasks: Sequence[seqio.Task], model: TransformerConfig, vocabulary: seqio.Vocabulary
 ) -> tuple[HeadConfig, ...]:
-  """The heads that a model needs to answer tasks; one that it has by that name stays as it is.
+  """Returns the heads that a model needs for tasks; an existing head with the needed name is kept.
 
-  A text is answered for by [CLS] where the vocabulary has it, by the last token in a decoder, else by the mean.
+  A decoder answers at the last token, an encoder with [CLS] in its vocabulary at the first, and other models from the
+  mean of the tokens.
 
   Raises:
-    UserError: two tasks want different heads of one name, or a head of the model has another number of classes.
+    UserError: two tasks need different heads with one name, or a head of the model does not fit its task.
   """
   heads_by_name: dict[str, tuple[HeadConfig, str]] = {}
   for task in tasks:
@@ -113,21 +116,22 @@ def heads_of(
     if model_head is not None:
       head = _checked(model_head, need, task.name)
     earlier_head, name = heads_by_name.get(head.name, (head, task.name))
-    # Some of a mixture's questions may have no answer, where those of one of its tasks may.
+    # In a mixture, a head may answer "no answer" if questions of one of its tasks may have none.
     either = head.no_answer or earlier_head.no_answer
     head, earlier_head = (dataclasses.replace(head_config, no_answer=either) for head_config in (head, earlier_head))
     if earlier_head != head:
       raise UserError(
-        f"config.data.mixture: {name} and {task.name} both ask a head {need.head!r}, with {earlier_head.num_classes}"
-        f" and {head.num_classes} classes ({', '.join(earlier_head.labels)}; {', '.join(head.labels)}); register one of"
-        " them with another name of its head"
+        f"config.data.mixture: {name} and {task.name} need different heads with the name {need.head!r}: "
+        f"{earlier_head.num_classes} and {head.num_classes} classes ({', '.join(earlier_head.labels)}; "
+        f"{', '.join(head.labels)}). Give one task another name in the field 'head' of its examples."
       )
     heads_by_name[head.name] = head, name
   return tuple(head for head, _ in heads_by_name.values())
 
 
 def _head_of_name(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
-  """The head that is called so; or the only one, if it is called no more than what it is, as those of transformers."""
+  """Returns the head with the needed name, or the model's only head if its name is just its kind (as in
+  transformers)."""
   named = [head for head in heads if head.name == need.head]
   if not named and len(heads) == 1 and heads[0].name == heads[0].kind == need.kind:
     return heads[0]
@@ -135,13 +139,13 @@ def _head_of_name(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
 
 
 def _key(head: HeadConfig, need: Need) -> Callable[[str], str]:
-  """By what classes of both are the same: upper case is lower case, unless one of them tells classes by it."""
+  """Returns the key by which class names are compared: without case, unless case distinguishes two classes."""
   folded = [len({label.casefold() for label in labels}) == len(labels) for labels in (head.labels, need.labels)]
   return str.casefold if all(folded) else str
 
 
 def order_of(head: HeadConfig, need: Need) -> tuple[int, ...]:
-  """Of each class of a task its number in a head, whose classes may stand in another order; upper case is lower case.
+  """Returns the head's index of each class of a task; names are compared without case where that is unambiguous.
 
   In:  classes of the head "CONTRADICTION", "ENTAILMENT", of the task "entailment", "contradiction"
   Out: (1, 0)
@@ -154,7 +158,7 @@ def order_of(head: HeadConfig, need: Need) -> tuple[int, ...]:
 
 
 def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
-  """Classes of a head in its own order, as the task writes them; a head whose classes have no names has the task's.
+  """Returns a head's classes in its order, spelled as in the task; a head without names of classes takes the task's.
 
   In:  classes of the head "CONTRADICTION", "ENTAILMENT", of the task "entailment", "contradiction"
   Out: ("contradiction", "entailment")
@@ -177,7 +181,7 @@ def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -
 
 
 def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
-  """The model's own head, if it answers the task."""
+  """Returns the model's head if it fits the task, and raises UserError otherwise."""
   key = _key(head, need)
   model_labels, needed_labels = (sorted(key(label) for label in labels) for labels in (head.labels, need.labels))
   if (
@@ -186,9 +190,10 @@ def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
     or (model_labels and needed_labels and model_labels != needed_labels)
   ):
     raise UserError(
-      f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} classes"
-      f"{_listed(head.labels)}, and {task} needs a {need.kind} head with {need.number}{_listed(need.labels)}; begin"
-      f" that head anew: config.model.heads=() and config.init.reinit=^heads/{head.name}/"
+      f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} "
+      f"classes{_listed(head.labels)}, but {task} needs a {need.kind} head with "
+      f"{need.number}{_listed(need.labels)}. Initialize the head anew: --config.model.heads='()' "
+      f"--config.init.reinit=^heads/{head.name}/"
     )
   return dataclasses.replace(head, labels=head.labels or need.labels, no_answer=head.no_answer or need.no_answer)
 
@@ -198,35 +203,36 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
-  """The number of the head that answers a task, and what that asks.
+  """Returns the index of the head that answers a task, and the task's need.
 
   Raises:
-    UserError: there is none; lists those there are.
+    UserError: the model has no such head; the message lists the model's heads.
   """
   need = need_of(task)
   model_head = _head_of_name(need, heads)
   if model_head is None:
     head_names = ", ".join(head.name for head in heads) or "none"
     raise UserError(
-      f"{task.name} is answered by a head {need.head!r}, which the model has not; it has {head_names}: fine-tune it on"
-      f" the task, config.data.mixture={task.name}"
+      f"{task.name}: the model has no head {need.head!r} to answer this task; its heads: {head_names}. Fine-tune "
+      f"the model on the task: --config.data.mixture={task.name}"
     )
   _checked(model_head, need, task.name)
   return list(heads).index(model_head), need
 
 
 def is_answered(provider: task_resolution.Provider) -> bool:
-  """Returns True if all tasks have answers, by their metrics or by the fields of their examples, and no objective."""
+  """Returns True if no task is a pre-training objective, and each has metrics or the fields of a question for a
+  head."""
   return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in task_resolution.tasks_of(provider))
 
 
 def asks(task: seqio.Task) -> bool:
-  """Returns True if the examples of a task have the fields of a question that a head answers; reads no record."""
+  """Returns True if a task's examples have the fields of a question for a head; reads no record."""
   if feature_spec.are_compared(task.output_features):
     return False
   records = task.source.get_dataset(split=_split(task), shuffle=False, seed=0)
   steps = [step for step in task.preprocessors if not isinstance(step, seqio.CacheDatasetPlaceholder)]
-  # A user's own step may read lengths; which fields examples have does not depend on them.
+  # A user's step may read lengths; the fields of the examples do not depend on them.
   lengths = dict.fromkeys(task.output_features, _ANY_LENGTH)
   spec = formatted(task.replace(preprocessors=steps), records, lengths).element_spec
   return isinstance(spec, Mapping) and bool(kinds.kind_of(spec))

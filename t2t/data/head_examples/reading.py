@@ -1,4 +1,4 @@
-"""How a model reads the texts of an example: in which tokens, what stands around them, and which position answers."""
+"""Settings with which a model reads the texts of an example: ids, special tokens, and the position that answers."""
 
 from collections.abc import Callable
 import dataclasses
@@ -14,15 +14,16 @@ Features = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """How a model reads.
+  """Settings with which a model reads texts.
 
-  vocabulary: of its tokens.
-  framing: the ids around texts.
-  length: positions.
-  number: of the head that is asked, among the model's.
-  reads: "first", "last", "mean" or "each": the position of a text that answers for it.
-  whole: whether parts of a text are read as they are written, in one: a model that writes knows them so.
-  task: whose examples are read, for messages.
+  Attributes:
+    vocabulary: vocabulary of the model.
+    framing: special tokens around texts.
+    length: maximum number of positions.
+    number: index in the model of the head that answers.
+    reads: "first", "last", "mean" or "each": the position that represents a text.
+    whole: whether to read "inputs" as one text instead of "parts"; generative models are trained on it.
+    task: name of the task, for messages.
   """
 
   vocabulary: seqio.Vocabulary
@@ -34,15 +35,15 @@ class Reading:
   task: str = ""
 
   def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
-    """Ids of texts, string [texts]; nothing around them."""
+    """Returns the ids of texts, string [texts], without special tokens."""
     return framing_lib.encode(self.vocabulary, texts)
 
   def answering_position(self, tokens: tf.Tensor) -> tf.Tensor:
-    """The position that answers for a text."""
+    """Returns the position that represents a text."""
     return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)
 
 
 def checked(x: tf.Tensor, holds: tf.Tensor, refuse: Callable, value: tf.Tensor) -> tf.Tensor:
-  """`x`, or what `refuse` raises of `value`."""
+  """Returns `x` if `holds`, and raises the error of `refuse(value)` otherwise."""
   raised = lambda: tf.ensure_shape(tf.numpy_function(refuse, [value], x.dtype), x.shape)
   return tf.cond(holds, lambda: x, raised)

@@ -1,4 +1,4 @@
-"""Answers that are parts of a text: a question, and windows of the context that holds its answer."""
+"""Extractive questions: a question with windows of the context that contains its answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,22 +11,24 @@ from t2t.data.head_examples.reading import Features, Reading
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 
-# Of each token: the characters of the context that it stands for; -1 where it is none of the context's.
+# Per token: its first character in the context, and the end (exclusive); -1 for tokens outside of the context.
 OFFSETS = ("context_starts", "context_ends")
 
-# As in Devlin et al. 2019's code, and transformers'.
-MOST_OF_QUESTION = 64  # tokens: what is longer is cut
-OVERLAP = 128  # tokens that a window has in common with the one before
+# Values of the code of Devlin et al. 2019, and of transformers.
+MOST_OF_QUESTION = 64  # tokens; longer questions are cut
+OVERLAP = 128  # tokens that a window shares with the previous window
 
 
 class ContextWindow(NamedTuple):
-  """A question and a part of a context; int32 [tokens].
+  """A question and a part of a context, int32 [tokens] each.
 
-  inputs: ids.
-  token_types: 0 up to the context, 1 from there on.
-  head_mask: 1 at the context's tokens, and at the position that stands for no answer.
-  targets: 1 where the answer starts, 2 where it ends, 3 where both: at the position for none, if it is not all there.
-  context_starts, context_ends: see `OFFSETS`.
+  Attributes:
+    inputs: ids.
+    token_types: 0 before the context, 1 from its first token.
+    head_mask: 1 at the context's tokens, and at the position for "no answer".
+    targets: 1 at the first token of the answer, 2 at the last, 3 if both are one token. If the window does not contain
+      the whole answer, 3 at the position for "no answer".
+    context_starts, context_ends: see `OFFSETS`.
   """
 
   inputs: np.ndarray
@@ -38,32 +40,33 @@ class ContextWindow(NamedTuple):
 
 
 def shortest(framing: Framing) -> int:
-  """Tokens of a window that goes on behind the one before, whatever the question is, at least."""
+  """Returns the minimum length of a window that overlaps the previous one, for a question of any length."""
   around = len(framing.begin) + len(framing.between) + max(len(framing.end), 1)
   return around + MOST_OF_QUESTION + OVERLAP + 1
 
 
 def check(reading: Reading, where: str) -> None:
-  """Checks that there is room for a window that goes on behind the one before.
+  """Checks that there is room for overlapping windows.
 
   Args:
-    reading: how contexts are read.
-    where: what the user gives the length with; "": the config of a task.
+    reading: settings with which contexts are read.
+    where: the flag that sets the length; "": config.data.inputs_length.
 
   Raises:
-    UserError: there is not.
+    UserError: the length is too small.
   """
   least = shortest(reading.framing)
   if reading.length >= least:
     return
   how_read = (
-    f"in windows, of which each has {OVERLAP} tokens of the one before, behind a question of up to {MOST_OF_QUESTION}"
+    f"in windows that share {OVERLAP} tokens with the previous window and follow a question of up to "
+    f"{MOST_OF_QUESTION} tokens"
   )
   if where:
-    raise UserError(f"{where} {reading.length}: a context is read {how_read}; give {least} or more")
+    raise UserError(f"{where} {reading.length}: too short, because a context is read {how_read}. Give {least} or more.")
   raise UserError(
-    f"config.data.inputs_length={reading.length}: {reading.task} reads a context {how_read}; set"
-    f" config.data.inputs_length={least} or more (BERT's is 384)"
+    f"config.data.inputs_length={reading.length}: too short, because {reading.task} reads a context {how_read}. "
+    f"Set --config.data.inputs_length={least} or more (BERT: 384)."
   )
 
 
@@ -76,17 +79,18 @@ def windows(
   length: int,
   eos_id: int,
 ) -> list[ContextWindow]:
-  """A context in windows that overlap, each behind the question.
+  """Splits a context into overlapping windows, each after the question.
 
-  The first position stands for no answer, [CLS]; of a decoder, which does not look ahead, EOS behind the window.
+  The position for "no answer" is the first one, [CLS]. In a decoder, which attends to the left only, it is an EOS after
+  the window.
 
   Args:
     question: ids.
-    context: ids and characters.
-    answer: first character, and the one behind the last; None: there is none.
-    framing: the ids around texts.
-    length: tokens of a window at most; see `check`.
-    eos_id: of the vocabulary.
+    context: ids and character offsets.
+    answer: first character, and the end (exclusive); None: no answer.
+    framing: special tokens around texts.
+    length: maximum number of tokens of a window; see `check`.
+    eos_id: EOS of the vocabulary.
   """
   question = question[:MOST_OF_QUESTION]
   end = framing.end or (eos_id,)
@@ -112,7 +116,9 @@ def windows(
 
 
 def _bounds(starts: np.ndarray, ends: np.ndarray, answer: tuple[int, int] | None) -> tuple[int, int] | None:
-  """The tokens in which an answer starts and ends, if both are there; a character may be several, which are taken all.
+  """Returns the first and the last token of an answer, both inclusive; None if the window does not contain all of it.
+
+  If several tokens share a character of the answer, all of them are taken.
 
   In:  starts [0, 1, 1, 1, 2], ends [1, 2, 2, 2, 3], answer (1, 2)
   Out: (1, 3)
@@ -128,36 +134,36 @@ def _bounds(starts: np.ndarray, ends: np.ndarray, answer: tuple[int, int] | None
 
 
 def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record: bytes, task: str):
-  """Where the first answer is; None: there is none."""
+  """Returns the first character of the first answer and its end (exclusive); None if there is no answer."""
   if not len(texts):
     return None
   start, text = int(starts[0]), texts[0].decode()
   if context[start : start + len(text)] != text or start < 0:
     context_part = context[max(start, 0) : max(start, 0) + max(len(text), 1)]
     raise UserError(
-      f"{task}: record {record.decode()!r}: its answer {text!r} is not in the context at character {start}, where"
-      f" {context_part!r} stands; 'answer_start' counts the characters of the context from 0"
+      f"{task}: record {record.decode()!r}: the answer {text!r} is not in the context at character {start}, "
+      f"which has {context_part!r} there. Correct 'answer_start': it counts the characters of the context from 0."
     )
   return start, start + len(text)
 
 
 def unanswered(question: Features) -> Features:
-  """The answer that nobody knows."""
+  """Returns the fields of an unknown answer."""
   del question
   return {"answer_starts": tf.zeros([0], tf.int32), "answer_texts": tf.zeros([0], tf.string)}
 
 
 def cut(question: Features, features: Features, reading: Reading) -> int:
-  """Tokens that did not fit, which are of the question: a context is read whole, in windows."""
+  """Returns the number of tokens of the question that did not fit; a context is read whole, in windows."""
   del features
   ids = offsets.tokens_of(reading.vocabulary, question["question"].numpy().decode()).ids
   return max(0, len(ids) - MOST_OF_QUESTION)
 
 
 def make(example: Features, reading: Reading) -> Features:
-  """The windows of a question's context: of what is there token by token a row for each.
+  """Converts a question and its context; token features have one row per window.
 
-  The right answers, with which what a head says is compared, are the context's own characters.
+  "answers" are texts, which evaluation compares with the characters of the context that the head selects.
 
   In:  {"question": "Who?", "context": "Ann met Bob.", "answer_starts": [8], "answer_texts": ["Bob"], "id": "q1"}
   Out: {"inputs": [[101, 2040, 1029, 102, 5754, 2777, 3960, 1012, 102]], "token_types": [[0, 0, 0, 0, 1, 1, 1, 1, 1]],

@@ -1,4 +1,4 @@
-"""A tag for each word of a text, said where the word begins."""
+"""Questions with one tag per word, which a head predicts at the first token of the word."""
 
 from collections.abc import Sequence
 import unicodedata
@@ -11,14 +11,14 @@ from t2t.data.vocabularies import offsets
 
 
 def first_tokens(words: Sequence[str], starts: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
-  """(token, number of the word) of the first token of each word; words of which nothing is read have none.
+  """Returns (token, word index) for the first token of each word; words without a token are left out.
 
   Args:
-    words: with a space between them they are the text.
-    starts, ends: characters of the tokens that are read.
+    words: words of the text, which joins them by single spaces.
+    starts, ends: character offsets of the tokens.
   """
   begins = np.cumsum([0, *(len(word) + 1 for word in words)])
-  # Of two words in one token the first.
+  # If two words share a token, the first word takes it.
   word_of_token: dict[int, int] = {}
   for number, word in enumerate(words):
     (tokens,) = np.nonzero((ends > begins[number]) & (starts < begins[number] + len(word)) & (ends > starts))
@@ -28,12 +28,12 @@ def first_tokens(words: Sequence[str], starts: np.ndarray, ends: np.ndarray) -> 
 
 
 def split(text: str) -> list[str]:
-  """Words of a text, each sign of punctuation one of its own, as those of CoNLL's texts stand apart.
+  """Splits a text into words; each punctuation character is a word, as in CoNLL's texts.
 
   In:  "Ann Lee (58) saw Rome."
   Out: ["Ann", "Lee", "(", "58", ")", "saw", "Rome", "."]
 
-  Source: what Devlin et al. 2019's code takes for punctuation: all of Unicode's, and ASCII that is no letter or digit.
+  Source: punctuation of the code of Devlin et al. 2019: Unicode's, and all ASCII symbols.
   """
   spaced = "".join(f" {x} " if _is_punctuation(x) else x for x in text)
   return spaced.split()
@@ -46,7 +46,8 @@ def _is_punctuation(character: str) -> bool:
 
 
 def places(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
-  """The first character of each word in a text, and the one behind its last; None: they are not all there in order.
+  """Returns the first character and the end (exclusive) of each word in a text; None if a word is missing or out of
+  order.
 
   In:  ["Ann", "saw", "Rome", "."], "Ann saw Rome."
   Out: [(0, 3), (4, 7), (8, 12), (12, 13)]
@@ -62,12 +63,12 @@ def places(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
 
 
 def unanswered(question: Features) -> Features:
-  """Tags that nobody knows."""
+  """Returns the fields of an unknown answer: the tag -1 for each word."""
   return {"tags": tf.fill(tf.shape(question["words"]), -1)}
 
 
 def make(example: Features, reading: Reading) -> Features:
-  """A text of words, and the class of each at its first token; words that do not fit are not asked.
+  """Converts words and their tags, with each target at the word's first token; words that do not fit have none.
 
   In:  {"words": ["Ann", "Lees", "won"], "tags": [1, 2, 0]}             head 0, with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 5, 6, 7, 8, 102], "token_types": [0, 0, 0, 0, 0, 0], "texts": [0, 0, 0, 0, 0, 0],

@@ -1,1 +1,1 @@
-"""What a task makes of its text: computed, and printed."""
+"""Previews of tasks: their first examples, counts, and how they are printed."""

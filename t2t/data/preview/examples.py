@@ -1,4 +1,4 @@
-"""What a task makes of the first records of a split, counted; and if it fails, on which record and in which line."""
+"""Reads and counts the first examples of a split; if a task fails, finds the record and the line of code."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -36,32 +36,32 @@ Features = Mapping[str, Any]  # arrays, numbers and bytes
 
 @dataclasses.dataclass(frozen=True)
 class Preview:
-  """The first examples of a split, as they are held out in training: in the order of the source, with one seed."""
+  """The first examples of a split, in the order of the source and with the seed of evaluation."""
 
   task: seqio.Task | seqio.Mixture
   architecture: str
   split: str
-  lengths: Mapping[str, int]  # feature -> most tokens
+  lengths: Mapping[str, int]  # feature -> maximum number of tokens
   # Task -> the first records of its source.
   records: Mapping[str, list[Features]]
-  # The i-th example was made of the i-th record.
+  # Whether example i comes from record i.
   one_to_one: bool
-  # What the preprocessors yield, not yet cut to `lengths` but where they cut themselves; with the lengths of `uncut`.
+  # Output of the preprocessors before trimming to `lengths`, with the features of `untruncated_lengths`.
   examples: list[Features]
-  # There are no more examples in the split.
+  # Whether the split has no more examples.
   complete: bool
-  # What the model gets of `examples`: as many, or fewer where several share one.
+  # Model features of `examples`; there are fewer sequences if examples are packed.
   sequences: list[dict[str, np.ndarray]]
-  # Of the model, by whose numbers examples say which one is asked.
+  # Heads of the model; the feature "answer_heads" has their indices plus 1.
   heads: tuple[HeadConfig, ...] = ()
 
   @property
   def vocabulary(self) -> seqio.Vocabulary:
-    """Of the targets."""
+    """Vocabulary of the targets."""
     return task_resolution.vocabulary_of(self.task)
 
   def trimmed(self, number: int) -> dict[str, Any]:
-    """An example as training sees it."""
+    """Returns an example trimmed to `lengths`, as in training."""
     example = dict(self.examples[number])
     for name in self.task.output_features:
       if name in example and name in self.lengths:
@@ -82,20 +82,20 @@ def preview(
   """Reads the first examples of a split.
 
   Args:
-    data: see `checks.check`, which has accepted it.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
-    task: see `pipeline.load_task`.
-    split: one that it has.
-    num_records: so many of each source are kept.
-    num_examples: at most so many.
-    heads: of the model.
+    data: config that `validation.check` has accepted.
+    architecture: key of `feature_converters.FEATURE_CONVERTERS`.
+    task: task or mixture from `pipeline.load_task`.
+    split: a split of the task.
+    num_records: number of records to keep of each source.
+    num_examples: maximum number of examples.
+    heads: heads of the model.
 
   Raises:
-    UserError: the task fails, which says where and on what; or there is no example.
+    UserError: the task fails (the message has the step and the record), or the split has no example.
   """
   lengths = pipeline.feature_lengths(data, architecture, task)
   try:
-    # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
+    # TensorFlow prints a failure on standard error once per thread; `explain` reports it once.
     with quiet.stderr():
       previewed = _preview(
         data, architecture, task, lengths, split=split, num_records=num_records, num_examples=num_examples
@@ -103,7 +103,7 @@ def preview(
       return dataclasses.replace(previewed, heads=tuple(heads))
   except UserError:
     raise
-  except Exception as error:  # whatever the user's preprocessors raise
+  except Exception as error:  # any error of the user's preprocessors
     raise explain(error, task, split=split, lengths=lengths) from error
 
 
@@ -127,9 +127,13 @@ def _preview(
   one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
   if not examples:
     read = any(_read(subtask, split, 1) for subtask in tasks_of(task, split))
-    reason = "its preprocessors leave none of the source's records" if read else "its source has no record"
-    raise UserError(f"{task.name}, split {split}: no example; {reason}")
-  # The examples once more as a dataset, not made a second time.
+    reason = (
+      "its preprocessors drop all records of the source; check the steps that filter"
+      if read
+      else "its source has no record; check the files of the split"
+    )
+    raise UserError(f"{task.name}, split {split}: no example, because {reason}")
+  # Takes the examples from memory, so that the preprocessors do not run again.
   as_dataset = tf.data.Dataset.from_tensor_slices(
     {
       name: tf.ragged.stack([tf.constant(example[name]) for example in examples])
@@ -153,14 +157,14 @@ def _preview(
 
 
 def tasks_of(task: seqio.Task | seqio.Mixture, split: str | None = None) -> list[seqio.Task]:
-  """The task, or those of a mixture; given a split, the ones that have it."""
+  """Returns the task, or the tasks of a mixture; if `split` is given, only tasks that have it."""
   tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
   return [subtask for subtask in tasks if split is None or split in subtask.splits]
 
 
 def _options() -> tf.data.Options:
   options = example_windows.options()
-  # Nothing is resumed here; with it, Python functions in a source or preprocessor give a page of warnings.
+  # A preview is not resumed; with this option, Python functions in a task cause many lines of warnings.
   options.experimental_symbolic_checkpoint = False
   return options
 
@@ -175,20 +179,20 @@ def _records(task: seqio.Task, split: str) -> tf.data.Dataset:
 
 
 def _read(task: seqio.Task, split: str, number: int) -> list[Features]:
-  """The first records, also those that are not features but a string, or several values without names."""
+  """Returns the first records; a record without named features is returned as {"record": value}."""
   records = _take(_records(task, split), number)
   return [record if isinstance(record, Mapping) else {"record": record} for record in records]
 
 
 def _preprocessed(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Dataset:
-  """What `task.get_dataset` makes of all records, of these."""
+  """Applies the preprocessors of a task to records, as `task.get_dataset` does."""
   lengths = {name: length for name, length in lengths.items() if name in task.output_features}
   seed = pipeline.EVAL_SEED
   return task.preprocess_postcache(task.preprocess_precache(records, seed=seed), sequence_length=lengths, seed=seed)
 
 
 def _is_one_to_one(task: seqio.Task, split: str, lengths: Mapping[str, int], examples: list[Features]) -> bool:
-  """Whether the first records alone give the first examples, and as many: no record is left out, joined or cut."""
+  """Returns True if the first records alone give the same examples: no record is dropped, joined or split."""
   alone = _take(_preprocessed(task, _records(task, split).take(len(examples)), lengths), len(examples) + 1)
   return len(alone) == len(examples) and all(
     np.array_equal(mine[name], theirs[name])
@@ -205,17 +209,17 @@ def _is_one_to_one(task: seqio.Task, split: str, lengths: Mapping[str, int], exa
 class PreviewSummary:
   """Counts over a preview's examples; shares are between 0 and 1."""
 
-  lengths: dict[str, np.ndarray]  # feature -> tokens of each example before it is cut
-  truncated: dict[str, int]  # feature -> examples that are cut
-  padding: dict[str, float]  # "encoder" or "decoder" -> share of its positions
-  tokens: float  # positions of an example that are not padding, encoder and decoder together
-  loss_tokens: float  # positions of an example that count in the loss
-  hidden: tuple[str, float] | None  # what the task hides: in which words, and how much of it
-  unknown: float  # share of the tokens
+  lengths: dict[str, np.ndarray]  # feature -> number of tokens of each example before trimming
+  truncated: dict[str, int]  # feature -> number of trimmed examples
+  padding: dict[str, float]  # "encoder" or "decoder" -> share of padding positions
+  tokens: float  # positions per example that are not padding, encoder plus decoder
+  loss_tokens: float  # positions per example that count in the loss
+  hidden: tuple[str, float] | None  # description of the text that the task hides, and its share
+  unknown: float  # share of unknown tokens
 
 
 def summarize(preview: Preview) -> PreviewSummary:
-  """Counts what a preview holds."""
+  """Computes the counts of a preview."""
   task = preview.task
   of_ids = [name for name in task.output_features if is_text(task.output_features[name])]
   lengths = {
@@ -223,7 +227,7 @@ def summarize(preview: Preview) -> PreviewSummary:
     for name in of_ids
     if all(np.ndim(example.get(name, 0)) == 1 for example in preview.examples)
   }
-  # The last packed sequence is not full because there were no more examples, and would be in training.
+  # The last packed sequence is only partly filled because the preview ends there; training would fill it.
   sequences = preview.sequences[:-1] if 1 < len(preview.sequences) < len(preview.examples) else preview.sequences
   real = {
     side: np.concatenate([real_positions(sequence, side) for sequence in sequences]) for side in sides(sequences[0])
@@ -245,7 +249,7 @@ def summarize(preview: Preview) -> PreviewSummary:
 
 
 def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
-  """Which part of the text the model has to guess, as far as the examples show it."""
+  """Returns a description of the text that the model has to predict, and its share; None if examples do not show it."""
   vocabulary = preview.vocabulary
   framing = list(vocabularies.framing_ids(vocabulary))
   if "targets" not in preview.task.output_features:
@@ -256,22 +260,22 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
       (~np.isin(sequence["encoder_target_tokens"], framing) & real_positions(sequence, "encoder")).sum()
       for sequence in preview.sequences
     )
-    return ("of the text is masked, replaced or kept, to be guessed", float(losses) / max(int(text), 1))
+    return ("of the text is predicted: masked, replaced or kept", float(losses) / max(int(text), 1))
   if "inputs" not in ids or "targets" not in ids:
     return None
   sentinels = sentinel_ids(vocabulary)
   hides = {name: np.isin(x, list(sentinels)) for name, x in ids.items()}
   if hides["inputs"].any() and hides["targets"].any():
     text = {name: (~np.isin(x, framing) & ~hides[name]).sum() for name, x in ids.items()}
-    return ("of the text is taken out of the inputs", float(text["targets"]) / max(int(sum(text.values())), 1))
+    return ("of the text is removed from the inputs", float(text["targets"]) / max(int(sum(text.values())), 1))
   masks = hides["inputs"] | (ids["inputs"] == mask_id(vocabulary))
   return ("of the inputs are masks", float(np.mean(masks))) if masks.any() else None
 
 
 def loss_positions(sequence: Features, side: str) -> np.ndarray:
-  """bool [length], the positions of one side of a model whose loss counts; empty where the side has no loss.
+  """Returns which positions of a side count in the loss, bool [length]; empty if the side has no loss.
 
-  Where no tokens are predicted those count that a head is asked at.
+  If the side predicts no tokens, the positions at which a head answers count.
   """
   return sequence.get(f"{side}_loss_weights", sequence.get(f"{side}_answer_heads", np.zeros(0))) > 0
 
@@ -280,18 +284,18 @@ def loss_positions(sequence: Features, side: str) -> np.ndarray:
 
 
 def is_text(feature: seqio.Feature) -> bool:
-  """Whether a feature is ids of a vocabulary."""
+  """Returns True if a feature contains ids of a vocabulary."""
   return not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
 
 
 def sentinel_ids(vocabulary: seqio.Vocabulary) -> dict[int, int]:
-  """Id of a sentinel -> its number."""
+  """Returns a dict from the id of each sentinel to its number."""
   number = vocabularies.num_sentinels(vocabulary)
   return {i: number for number, i in enumerate(vocabularies.sentinel_ids(vocabulary, number))}
 
 
 def mask_id(vocabulary: seqio.Vocabulary) -> int | None:
-  """The id that hides a token, if there is one; see `vocabularies.mask_id`."""
+  """Returns the id of the mask token, or None if the vocabulary has none; see `vocabularies.mask_id`."""
   try:
     return vocabularies.mask_id(vocabulary)
   except UserError:
@@ -299,25 +303,25 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int | None:
 
 
 def unknown_id(vocabulary: seqio.Vocabulary) -> int:
-  """The id of what has no piece; -1 where everything has one."""
+  """Returns the id of unknown text; -1 if the vocabulary can encode any text."""
   return -1 if vocabulary.unk_id is None else vocabulary.unk_id
 
 
-# ---- What goes wrong -------------------------------------------------------------------------------------------------
+# ---- Failures --------------------------------------------------------------------------------------------------------
 
-_MOST_RECORDS = 2**16  # a failure further behind is told without its record
+_MOST_RECORDS = 2**16  # a failure in a later record is reported without the record
 
 
 def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, lengths: Mapping[str, int]) -> UserError:
-  """What failed when a task's examples were made: the record, the preprocessor, its file and line.
+  """Returns an error with the record, the preprocessor, and its file and line for a failure in a task.
 
-  The task is run again, with fewer and fewer records and preprocessors.
+  Runs the task again, with fewer and fewer records and preprocessors.
 
   Args:
-    error: what was raised.
-    task: that raised it.
-    split: of the task.
-    lengths: feature -> most tokens.
+    error: error that was raised.
+    task: task or mixture that raised it.
+    split: split of the task.
+    lengths: feature -> maximum number of tokens.
   """
   if isinstance(error, tf.errors.OpError) and "UserError: " in str(error.message):
     return sources.user_error(error)
@@ -326,14 +330,14 @@ def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, l
       failure = _failure(subtask, split, lengths)
     if failure is not None:
       return UserError(f"{subtask.name}, split {split}{failure}")
-  # Every step works, but what comes out of the last is not what the task promises.
+  # Each step works, but the output of the last does not match the features of the task.
   first = tasks_of(task, split)[0]
   yielded = _yielded(first, split, lengths, len(first.preprocessors))
   return UserError(f"{task.name}, split {split}: {_reason(error)}; its preprocessors yield {yielded}")
 
 
 def _failure(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> str | None:
-  """What follows the task's name in the message, None if nothing fails."""
+  """Returns the part of the message after the task's name; None if nothing fails."""
   number = len(task.preprocessors)
 
   def failure(num_preprocessors: int, num_records: int) -> Exception | None:
@@ -342,11 +346,11 @@ def _failure(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> str | 
       dataset = _preprocessed(part, _records(part, split).take(num_records), lengths)
       for _ in dataset.with_options(_options()):
         pass
-    except Exception as error:  # whatever it is, it is to be told
+    except Exception as error:  # any error is reported
       return error
     return None
 
-  # Without records: what fails is how the preprocessors are put together.
+  # With no records, only an error in the combination of the preprocessors is raised.
   for step in range(number + 1):
     error = failure(step, 0)
     if error is not None:
@@ -368,21 +372,21 @@ def _step(task: seqio.Task, step: int, error: Exception) -> str:
   function = task.preprocessors[step - 1]
   code_location = _own_line(error) or _definition(function)
   name = seqio.utils.function_name(function) or type(function).__name__
-  # Those that the task was registered with: others protect its records.
+  # Only registered steps count, because `raw_text` adds steps that protect the records.
   is_own_step = [raw_text.is_own(preprocessor) for preprocessor in task.preprocessors]
   at_location = f" ({code_location})" if code_location else ""
   return f": preprocessor {sum(is_own_step[:step])} of {sum(is_own_step)}, {name}{at_location}"
 
 
 def _step_inputs(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
-  """What the failing preprocessor has been given."""
+  """Describes the input of the failing preprocessor."""
   if not step:
     return ""
-  return f"; it is given {_yielded(task, split, lengths, step - 1)}"
+  return f"; its input is {_yielded(task, split, lengths, step - 1)}"
 
 
 def _yielded(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
-  """What comes out of so many preprocessors."""
+  """Describes the output of the first `step` preprocessors."""
   part = task.replace(preprocessors=task.preprocessors[:step])
   spec = _preprocessed(part, _records(part, split), lengths).element_spec
   if not isinstance(spec, Mapping):
@@ -396,19 +400,19 @@ def _record(task: seqio.Task, split: str, number: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-  """The one line of an error that says what is wrong."""
+  """Returns the line of an error with the reason."""
   message = error.message if isinstance(error, tf.errors.OpError) else str(error)
   lines = [line.strip() for line in (message or "").splitlines() if line.strip()] or [""]
-  # Autograph tells the user's code first and the error last.
+  # Autograph prints the user's code first and the error last.
   line = lines[-1] if lines[0].startswith("in user code") else lines[0]
   line = files.without_graph(line).strip()
   return line if re.match(r"\w*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
 
 
 def _own_line(error: Exception) -> str | None:
-  """File and line of the last of the user's own lines that an error went through."""
+  """Returns file and line of the last frame of the user's code in an error's traceback."""
   frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-  # What autograph and tf.py_function raise has the user's lines in its text.
+  # Errors of autograph and tf.py_function have the user's lines only in their text.
   frames += [(path, int(line)) for path, line in re.findall(r'File "(.+?)", line (\d+)', str(error))]
   this_file = pathlib.Path(__file__)
   skipped = (

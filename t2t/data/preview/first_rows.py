@@ -1,4 +1,4 @@
-"""What a model gets of the first rows of a batch, as `t2t tasks show` prints it: pieces, what each is, what counts."""
+"""Describes the first rows of a batch as `t2t tasks show` prints them: pieces, their kinds, and the loss positions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from t2t.data import vocabularies
 from t2t.data.preview import printed
 from t2t.models.architecture import real_positions, sides
 
-Piece = tuple[str, str, bool]  # its text, what it is ("" of an ordinary one), whether its loss counts
-BORDER = "next example"  # what stands between two examples of a packed row
+Piece = tuple[str, str, bool]  # text, kind ("" for an ordinary piece), whether its loss counts
+BORDER = "next example"  # separator of two examples in a packed row
 
 
 def described(
   batch: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary, *, number: int = 3, most: int = 96
 ) -> list[dict[str, Any]]:
-  """Each of the first rows that has text: feature -> its pieces, and how many more there are.
+  """Returns feature -> pieces, with the number of further pieces, for each of the first rows that has text.
 
   In:  rows "the <extra_id_0> sat </s>" and "<extra_id_0> cat </s>"
   Out: {"encoder_input_tokens": {"pieces": [("the", "", False), ("<extra_id_0>", "sentinel", False), ...], "more": 0,
@@ -25,9 +25,9 @@ def described(
 
   Args:
     batch: model features, [batch, length] each.
-    vocabulary: of the run.
-    number: rows.
-    most: pieces of a feature.
+    vocabulary: vocabulary of the run.
+    number: maximum number of rows.
+    most: maximum number of pieces of a feature.
   """
   texts, kinds = vocabularies.token_texts(vocabulary), printed.kinds_of(vocabulary)
   described_rows = []
@@ -38,7 +38,7 @@ def described(
 
 
 def _shown(row: Mapping[str, np.ndarray]) -> Iterator[str]:
-  """Of each side what it reads, if it may read all of it, and what it is to write; a decoder reads what it wrote."""
+  """Yields the inputs of the encoder and the targets of each side; a decoder's inputs are its shifted targets."""
   for side in sides(row):
     names = (f"{side}_input_tokens",) if side == "encoder" else ()
     yield from (name for name in (*names, f"{side}_target_tokens") if name in row)

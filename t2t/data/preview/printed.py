@@ -1,4 +1,4 @@
-"""How a preview is printed: tokens as pieces above ids, in colours or with marks; never wider than the terminal."""
+"""Prints a preview: tokens as pieces above ids, in colours or with marks, within the width of the terminal."""
 
 from collections.abc import Mapping, Sequence
 import os
@@ -17,10 +17,10 @@ from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 
-_RECORD_LINES = 3  # of each text of a record
-_ASKED = ("answer_heads", "answer_targets", "has_answer")  # what is said in words instead
+_RECORD_LINES = 3  # lines for each text of a record
+_ASKED = ("answer_heads", "answer_targets", "has_answer")  # printed in words instead
 
-# What a token is -> how it looks on a terminal.
+# Kind of token -> style on a terminal.
 _STYLES = {
   "masked": "black on yellow",
   "sentinel": "bold magenta",
@@ -40,15 +40,15 @@ def print_preview(
   tokens: int,
   summary: bool,
 ) -> None:
-  """Prints what a task is made of, its first examples, and what they come to.
+  """Prints the facts of a task, its first examples, and a summary.
 
   Args:
-    console: plain or with colours, of any width.
-    shown: what was read.
-    data: of which.
-    examples: how many are printed.
-    tokens: printed of each feature; 0: all.
-    summary: whether to count.
+    console: console with or without colours, of any width.
+    shown: the preview.
+    data: config of the data.
+    examples: number of examples to print.
+    tokens: maximum number of tokens to print of each feature; 0: all.
+    summary: whether to print counts.
   """
   _print_facts(console, shown, data)
   printer = _Tokens(console, shown, most=tokens)
@@ -58,7 +58,7 @@ def print_preview(
       _print_rule(console, f"Source{f' of {name}' if len(shown.records) > 1 else ''}: the {records_shown}")
       for record in records:
         _print_features(console, record)
-    console.print("Records are mixed, joined, cut or left out: there is not one example to each.")
+    console.print("Records are mixed, joined, split or dropped, so they do not correspond to the examples.")
   for i in range(min(examples, len(shown.examples))):
     _print_rule(console, f"Example {i + 1}")
     if shown.one_to_one:
@@ -66,10 +66,12 @@ def print_preview(
       _print_features(console, next(iter(shown.records.values()))[i])
     printer.print_example(i)
     if not data.pack:
-      _print_sequence(console, shown.sequences[i], f"the model ({shown.architecture}) gets")
+      _print_sequence(console, shown.sequences[i], f"features of the model ({shown.architecture})")
   if data.pack and examples:
     _print_rule(console, "Packed")
-    _print_sequence(console, shown.sequences[0], f"the model ({shown.architecture}) gets, of several examples")
+    _print_sequence(
+      console, shown.sequences[0], f"features of the model ({shown.architecture}), several examples in a sequence"
+    )
   if summary:
     _print_summary(console, shown, packed=data.pack, special_tokens=data.special_tokens)
 
@@ -81,11 +83,11 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
   tasks = examples.tasks_of(task, shown.split)
   if isinstance(task, seqio.Mixture):
     facts["mixture"] = ", ".join(f"{subtask.name} {task.get_rate(subtask):g}" for subtask in tasks)
-  # Those of the task itself: what protects its records is in front of and behind every task.
+  # Only registered steps, because `raw_text` adds steps that protect the records.
   steps = [[f for f in subtask.preprocessors if raw_text.is_own(f)] for subtask in tasks]
   names = [[seqio.utils.function_name(f) or type(f).__name__ for f in task_steps] for task_steps in steps]
   facts["source"] = source.kind or ", ".join(dict.fromkeys(source_name(subtask.source) for subtask in tasks))
-  facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"
+  facts["split"] = f"{shown.split} (available: {', '.join(sorted(task.splits))})"
   objective = objectives.of(task)
   if objective:
     facts["objective"] = ", ".join(sorted(objective))
@@ -106,7 +108,7 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
 
 _LENGTH_KEYS = ("inputs", "targets")
 
-# `HeadConfig.reads` -> in words
+# `HeadConfig.reads` -> description.
 _READS = {"first": "at the first token", "last": "at the last token", "mean": "of the mean", "each": "token by token"}
 
 
@@ -126,7 +128,7 @@ def _vocabulary_name(vocabulary: seqio.Vocabulary) -> str:
 
 
 class _Tokens:
-  """Prints features as pieces above ids, each token coloured by what it is."""
+  """Prints features as pieces above ids, with a colour for each kind of token."""
 
   def __init__(self, console: rich.console.Console, shown: examples.Preview, *, most: int):
     self._console = console
@@ -140,7 +142,7 @@ class _Tokens:
         self._kinds[name] = kinds_of(feature.vocabulary)
 
   def print_example(self, number: int) -> None:
-    """Every feature of an example, those of the model first."""
+    """Prints every feature of an example, the model's features first."""
     example = self._shown.trimmed(number)
     weights = self._loss_weights(example)
     head_summary = self._head_summary(example)
@@ -175,7 +177,8 @@ class _Tokens:
       self._print_tokens(ids, name, np.full(len(ids), name == "targets"))
 
   def _loss_weights(self, example: Mapping[str, Any]) -> np.ndarray | None:
-    """Where the loss counts, if the architecture takes that from the task: bool [length of the inputs]."""
+    """Returns which positions of the inputs count in the loss, bool [length]; None if the task does not determine
+    it."""
     if "answer_heads" in example and "loss_weights" not in example:
       return np.asarray(example["answer_heads"]) > 0
     if "loss_weights" in example:
@@ -185,15 +188,15 @@ class _Tokens:
     return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
 
   def _head_summary(self, example: Mapping[str, Any]) -> str:
-    """Which head is asked of an example, and what is right; "" where none is, or the model's are not known."""
+    """Describes the head that answers and the right answer; "" if there is no head or the model's heads are unknown."""
     numbers = np.asarray(example.get("answer_heads", ()))
     places = np.flatnonzero(numbers)
     if not places.size or numbers.max() > len(self._shown.heads):
       return ""
     head = self._shown.heads[int(numbers[places[0]]) - 1]
     if not example.get("has_answer", True):
-      return f"{head.name}; the answer is not given, and training leaves such examples out"
-    return f"{head.name}, and right is {self._right(head, example, places)}"
+      return f"{head.name}; no answer is given, and training skips such examples"
+    return f"{head.name}; the right answer is {self._right(head, example, places)}"
 
   def _right(self, head: HeadConfig, example: Mapping[str, Any], places: np.ndarray) -> str:
     targets = np.asarray(example["answer_targets"])[places]
@@ -221,14 +224,14 @@ class _Tokens:
       )
       style = " ".join(_STYLES[style_name] for style_name in (kind, "loss" if loss else "") if style_name)
       cells.append((_printable(texts[token].replace(" ", "▁")) if is_known else "?", str(token), style, loss))
-    if 0 < self._most < len(cells) - self._most // 4:  # to leave out a few saves nothing
+    if 0 < self._most < len(cells) - self._most // 4:  # leaving out a few tokens saves no space
       tail = self._most // 4
       left_out = (f"... {len(cells) - self._most} more ...", "", "dim", False)
       cells = [*cells[: self._most - tail], left_out, *cells[len(cells) - tail :]]
     self._print_cells(cells, marks=0 < counted.sum() < len(counted))
 
   def _print_cells(self, cells: Sequence[tuple[str, str, str, bool]], *, marks: bool) -> None:
-    """Lines of pieces, lines of ids under them, and where only some positions count in the loss, a line of marks."""
+    """Prints lines of pieces with ids below, and a line of marks if only some positions count in the loss."""
     room = self._console.width - 2
     lines: list[list[tuple[str, str, str, bool, int]]] = [[]]
     used = 0
@@ -253,7 +256,7 @@ class _Tokens:
 
 
 def kinds_of(vocabulary: seqio.Vocabulary) -> dict[int, str]:
-  """Id -> a key of `_STYLES`; ordinary pieces have none."""
+  """Returns id -> key of `_STYLES`, for all ids but ordinary pieces."""
   kinds = dict.fromkeys(examples.sentinel_ids(vocabulary), "sentinel")
   kinds |= dict.fromkeys(vocabularies.framing_ids(vocabulary), "EOS and the like")
   if vocabulary.pad_id != vocabulary.eos_id:
@@ -269,7 +272,7 @@ def kinds_of(vocabulary: seqio.Vocabulary) -> dict[int, str]:
 
 
 def _print_sequence(console: rich.console.Console, sequence: Mapping[str, np.ndarray], title: str) -> None:
-  """The features of a model, how long they are, and what they begin and end with."""
+  """Prints a model's features: shape, first and last values, padding."""
   console.print(rich.text.Text(title, "bold"))
   rows = []
   for side in sides(sequence):
@@ -293,7 +296,7 @@ def _print_sequence(console: rich.console.Console, sequence: Mapping[str, np.nda
 
 
 def _ends(values: np.ndarray, real: np.ndarray, *, first: int = 5, last: int = 3) -> rich.text.Text:
-  """The first and the last values, padding dimmed."""
+  """Returns the first and the last values, with padding dimmed."""
   text, number = rich.text.Text(), len(values)
   shown = range(number) if number <= first + last else [*range(first), None, *range(number - last, number)]
   for i in shown:
@@ -316,10 +319,10 @@ def _print_summary(
   print_columns(console, rows, right=range(1, 6))
   facts = {
     "padding": ", ".join(f"{share:.1%} of the {side}'s positions" for side, share in summary.padding.items()),
-    "tokens": f"{summary.tokens:.1f} an example; {summary.loss_tokens:.1f} count in the loss",
+    "tokens": f"{summary.tokens:.1f} per example; {summary.loss_tokens:.1f} count in the loss",
   }
   if packed:
-    facts["packed"] = f"{number / len(shown.sequences):.1f} examples in a sequence"
+    facts["packed"] = f"{number / len(shown.sequences):.1f} examples per sequence"
   if summary.hidden:
     words, share = summary.hidden
     facts["hidden"] = f"{share:.1%} {words}"
@@ -330,7 +333,7 @@ def _print_summary(
 
 
 def source_name(source: seqio.DataSource) -> str:
-  """A source in a few words: the data set, or the files."""
+  """Returns a short description of a source: the data set or the files."""
   source = named.unwrapped(source)
   if isinstance(source, seqio.TfdsDataSource):
     return str(source.tfds_dataset.name)
@@ -349,12 +352,12 @@ def source_name(source: seqio.DataSource) -> str:
 def print_columns(
   console: rich.console.Console, rows: Sequence[Sequence[str | rich.text.Text]], *, right: Sequence[int] = ()
 ) -> None:
-  """Rows of cells, each row one line, which is cut at the end of the terminal's.
+  """Prints rows of cells, one line per row, cut to the width of the terminal.
 
   Args:
-    console: where they are printed.
-    rows: cells of each.
-    right: columns of numbers.
+    console: console to print on.
+    rows: cells of each row.
+    right: indices of right-aligned columns.
   """
   cells = [[cell if isinstance(cell, rich.text.Text) else rich.text.Text(cell) for cell in row] for row in rows]
   widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
@@ -370,7 +373,7 @@ def print_columns(
 
 
 def _print_labelled(console: rich.console.Console, rows: Mapping[str, str | rich.text.Text]) -> None:
-  """Labels and what belongs to them, which may take several lines."""
+  """Prints labels with their values, which may wrap."""
   width = max(map(rich.cells.cell_len, rows), default=0) + 4
   for label, value in rows.items():
     text = value if isinstance(value, rich.text.Text) else rich.text.Text(value)
@@ -387,12 +390,12 @@ def _print_rule(console: rich.console.Console, title: str) -> None:
 
 
 def _printable(text: str) -> str:
-  """Text without anything that a terminal would act upon."""
+  """Returns the text with control characters escaped."""
   return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _print_features(console: rich.console.Console, features: Mapping[str, Any]) -> None:
-  """Features as they are, long ones shortened."""
+  """Prints features without conversion; long values are shortened."""
   room = _RECORD_LINES * (console.width - 24)
   _print_labelled(console, {name: _shortened(value, room) for name, value in features.items()})
 
