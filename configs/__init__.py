@@ -1,1 +1,1 @@
-"""Recipes: one default that holds every key, and small overlays on it."""
+"""Configs: one default with every key, and small overlays on it."""

@@ -1,10 +1,10 @@
-"""BART (Lewis et al. 2020): a text whose sentences are permuted and whose spans are masked is written as it was.
+"""BART (Lewis et al. 2020): reconstructs a text from permuted sentences with masked spans.
 
   t2t train --config bart_base --workdir gs://BUCKET/bart_base --config.data.vocabulary=gs://BUCKET/bart
 
-The vocabulary is the folder with vocab.json and merges.txt, which are RoBERTa's.  Sizes: base 139 M, large 406 M
-parameters.  500,000 steps of 8,000 sequences, as published, here on C4.  The decoder starts with the vocabulary's BOS,
-where the released models are given EOS and then write BOS.  Published, large: MNLI 89.9; ROUGE-1, 2 and L on CNN/DM
+The vocabulary is the folder with vocab.json and merges.txt, which are RoBERTa's. Sizes: base 139 M, large 406 M
+parameters. 500,000 steps of 8,000 sequences, as published, here on C4. The decoder starts with the vocabulary's BOS,
+whereas the released models start with EOS and generate BOS. Published, large: MNLI 89.9; ROUGE-1, 2 and L on CNN/DM
 44.16, 21.28 and 40.90.
 """
 
@@ -17,13 +17,13 @@ SIZES = presets.BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.bart(size))
-  config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
+  config.model.vocab_size = 50_304  # rounded up to a multiple of 128 for the mesh
   config.model.remat = {"base": "minimal", "large": "full"}[size]
   config.data.mixture = "c4_bart"
-  config.data.objective = "bart"  # of files of one's own
+  config.data.objective = "bart"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.inputs_length = 512
   config.data.targets_length = 512

@@ -1,11 +1,11 @@
-"""BERT (Devlin et al. 2019): masked language modelling in both directions, without the next-sentence task.
+"""BERT (Devlin et al. 2019): bidirectional masked language modelling, without the next-sentence task.
 
   t2t train --config bert_base --workdir gs://BUCKET/bert_base --config.data.vocabulary=gs://BUCKET/vocab.txt
 
-Sizes: base 110 M, large 336 M parameters.  A million steps of 131,072 tokens on English Wikipedia, as published: 1,024
-sequences of 128 for 90 % of the steps, then 256 of 512 (appendix A.2; the batch of the short ones is from the authors'
-slides).  With --config.stages='()' all are 256 of 512.  RoBERTa found the next-sentence task of no use (Liu et al.
-2019, section 4.2).
+Sizes: base 110 M, large 336 M parameters. A million steps of 131,072 tokens on English Wikipedia, as published: 1,024
+sequences of 128 for 90 % of the steps, then 256 of 512 (appendix A.2; the batch of the short sequences is from the
+authors' slides). With --config.stages='()' all batches are 256 of 512. RoBERTa found no benefit in the next-sentence
+task (Liu et al. 2019, section 4.2).
 """
 
 from ml_collections import ConfigDict
@@ -17,13 +17,13 @@ SIZES = presets.BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.bert(size))
-  config.model.vocab_size = 30_592  # rows up to a multiple of 128, for the mesh to divide
+  config.model.vocab_size = 30_592  # rounded up to a multiple of 128 for the mesh
   config.model.remat = {"base": "none", "large": "minimal"}[size]
   config.data.mixture = "wikipedia_masked_lm"
-  config.data.objective = "masked_lm"  # of files of one's own
+  config.data.objective = "masked_lm"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.wikipedia",)
   config.data.inputs_length = 512
   config.data.extra_ids = 0

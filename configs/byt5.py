@@ -1,9 +1,9 @@
-"""ByT5 (Xue et al. 2022): bytes instead of pieces, a deep encoder, a shallow decoder, long spans.
+"""ByT5 (Xue et al. 2022): bytes instead of subwords, a deep encoder, a shallow decoder, long spans.
 
   t2t train --config byt5_small --workdir gs://BUCKET/byt5_small --config.data.files='gs://BUCKET/corpus/*.jsonl.gz'
 
 Sizes: small 300 M, base 582 M, large 1.23 B, xl 3.74 B, xxl 12.9 B parameters; 2**20 steps of 1,024 x 1,024/189 bytes.
-It needs no vocabulary file.
+No vocabulary file is needed.
 """
 
 from ml_collections import ConfigDict
@@ -15,12 +15,12 @@ SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.byt5(size))
   config.model.remat = {"small": "minimal", "base": "minimal", "large": "full", "xl": "full", "xxl": "full"}[size]
   config.data.vocabulary = "bytes"
-  config.data.extra_ids = 0  # no ids of their own: as published, sentinels take the last byte ids, 258 and down
+  config.data.extra_ids = 0  # as published, sentinels use the last byte ids, from 258 down
   config.data.mean_noise_span_length = 20.0  # bytes
   config.data.inputs_length = 1_024
   config.data.targets_length = 189

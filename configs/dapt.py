@@ -1,19 +1,19 @@
-"""Going on with a model on text of a domain, or of a task, before it is fine-tuned (Gururangan et al. 2020).
+"""Continued pre-training on text of a domain or a task, before fine-tuning (Gururangan et al. 2020).
 
   t2t train --config dapt_domain --config.init.checkpoint=roberta-base --workdir gs://BUCKET/biomed \
     --config.data.files='gs://BUCKET/papers/*.jsonl.gz'
   t2t train --config dapt_task --config.init.checkpoint=gs://BUCKET/biomed --workdir gs://BUCKET/chemprot \
     --config.data.files=chemprot.txt
 
-The model and its vocabulary are the checkpoint's, whatever it is, and its text is masked, continued or corrupted as
-models of its kind are trained; --config.data.objective says it otherwise.  Batches, steps and rates are those of the
-paper's RoBERTa: a domain 12,500 steps of 2,048 sequences (DAPT), a task's own text by 256 (TAPT) a hundred times: give
-it the steps that these are, and the run says when they are over.
-Published, F1 of RoBERTa base: ChemProt 81.9, by its domain 84.2, by its task 82.6, by both 84.4; ACL-ARC 63.0, 75.4,
-67.4, 75.6.  BioBERT, FinBERT, ClinicalBERT and LegalBERT (FP) were begun alike from BERT, SciBERT from nothing with a
-vocabulary of its own: that is bert_base with config.data.files and config.data.vocabulary.
+Model and vocabulary come from the checkpoint, and the objective is that of the model's kind; --config.data.objective
+changes it. Batches, steps and rates are those of the paper's RoBERTa: 12,500 steps of 2,048 sequences for a domain
+(DAPT), and a hundred passes in batches of 256 over a task's own text (TAPT). Set the steps of these passes; the run
+warns when they are complete. Published, F1 of RoBERTa base: ChemProt 81.9, with its domain 84.2, with its task 82.6,
+with both 84.4; ACL-ARC 63.0, 75.4, 67.4, 75.6. BioBERT, FinBERT, ClinicalBERT and LegalBERT (FP) started from BERT in
+the same way. SciBERT started from random parameters with its own vocabulary: bert_base with config.data.files and
+config.data.vocabulary.
 
-A domain's words get pieces of their own, which begin as the mean of those that they had been spelled in:
+A domain's words get their own tokens, which start as the mean of their former tokens:
 
   t2t vocab train --extend VOCABULARY --input 'papers/*.txt' --size 34000 --output runs/biomed_pieces
   t2t train --config dapt_domain --config.init.checkpoint=bert-base-uncased --workdir gs://BUCKET/biomed \
@@ -29,9 +29,9 @@ SIZES = ("domain", "task")
 
 
 def get_config(size: str = "domain") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = roberta.get_config("base")
-  config.data.mixture = ""  # the user's files
+  config.data.mixture = ""  # given by the user
   config.data.task_modules = ()
   config.init.use_model_config = True
   config.optimizer.warmup_steps, config.optimizer.warmup_ratio = 0, 0.06
@@ -42,7 +42,7 @@ def get_config(size: str = "domain") -> ConfigDict:
 
 
 def for_architecture(config: ConfigDict) -> None:
-  """Has a checkpoint's model go on as models of its kind are trained."""
+  """Sets the objective of the checkpoint's kind of model."""
   if config.model.architecture == "decoder_only":
     config.data.objective = "causal_lm"
     config.data.targets_length = min(1_024, config.model.max_length or 1_024)

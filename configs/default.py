@@ -1,6 +1,6 @@
-"""Every key that a run has, with its default.  An overlay changes some; `--config.SECTION.KEY=VALUE` changes one.
+"""Every config key with its default. An overlay changes some keys; `--config.SECTION.KEY=VALUE` changes one.
 
-Keys, defaults and what each means are declared in t2t/configuration/schema.py; docs/config_keys.md lists them.
+t2t/configuration/schema.py declares keys, defaults and meanings; docs/config_keys.md lists them.
 """
 
 from ml_collections import ConfigDict
@@ -10,7 +10,7 @@ from t2t.models import presets
 
 
 def get_config() -> ConfigDict:
-  """A small T5 1.1 by span corruption; says nothing of where the text comes from."""
+  """Returns a small T5 1.1 with span corruption, without a source of text."""
   config = ConfigDict({"model": presets.t5_1_1("small"), **schema.defaults()})
   config = renamed_keys.accept_earlier_names(config)
   config.lock()

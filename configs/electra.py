@@ -1,12 +1,11 @@
-"""ELECTRA (Clark et al. 2020): a small generator replaces tokens, the model says of each whether it was replaced.
+"""ELECTRA (Clark et al. 2020): a small generator replaces tokens, and the model predicts which were replaced.
 
   t2t train --config electra_small --workdir gs://BUCKET/electra_small --config.data.vocabulary=gs://BUCKET/vocab.txt
 
-Sizes: small 14 M, base 110 M, large 335 M parameters, without the generator's; steps, batches, rates and the share of
-masked tokens as published, on English Wikipedia.  Published on GLUE's test set: 77.4, 82.7 and 85.2.
+Sizes: small 14 M, base 110 M, large 335 M parameters, without the generator. Steps, batches, rates and the share of
+masked tokens are as published, on English Wikipedia. Published on GLUE's test set: 77.4, 82.7 and 85.2.
 
-Of the tokens that are to be predicted a tenth stays as it is and a tenth becomes another, as for BERT; the published
-code leaves 15 % as they are.
+A tenth of the predicted tokens stays and a tenth becomes another token, as for BERT; the published code keeps 15 %.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +15,7 @@ from t2t.models import presets
 
 SIZES = presets.ELECTRA_SIZES
 
-# size -> (sequences, their length, steps, learning rate, task: of large a quarter is masked)
+# size -> (sequences, length, steps, learning rate, task; large masks a quarter of the tokens)
 _TRAINING = {
   "small": (128, 128, 1_000_000, 5e-4, "wikipedia_masked_lm"),
   "base": (256, 512, 766_000, 2e-4, "wikipedia_masked_lm"),
@@ -27,7 +26,7 @@ _GENERATORS = {"small": (64, 1, 256, 12), "base": (256, 4, 1_024, 12), "large": 
 
 
 def with_generator(config: ConfigDict, embed_dim: int, num_heads: int, mlp_dim: int, num_layers: int) -> ConfigDict:
-  """The config with ELECTRA's loss and a generator of this size."""
+  """Adds ELECTRA's loss and a generator of this size."""
   config.train.loss = "electra"
   with config.unlocked():
     config.electra = ConfigDict(dict(embed_dim=embed_dim, num_heads=num_heads, mlp_dim=mlp_dim, num_layers=num_layers))
@@ -37,7 +36,7 @@ def with_generator(config: ConfigDict, embed_dim: int, num_heads: int, mlp_dim: 
 
 
 def get_config(size: str = "small") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = bert.get_config("large" if size == "large" else "base")
   config.stages = ()
   vocab_size = config.model.vocab_size

@@ -1,15 +1,15 @@
-"""Ettin (Weller et al. 2025): encoders and decoders in pairs, alike in everything but what a token sees and is asked.
+"""Ettin (Weller et al. 2025): pairs of encoder and decoder that differ only in attention mask and objective.
 
   t2t train --config ettin_encoder_150m --workdir gs://BUCKET/ettin_encoder \
     --config.data.vocabulary=gs://BUCKET/tokenizer.json
   t2t train --config ettin_decoder_150m --workdir gs://BUCKET/ettin_decoder \
     --config.data.vocabulary=gs://BUCKET/tokenizer.json
 
-ModernBERT's parts in six sizes, 17m to 1b; the encoders mask 30 % of the tokens, the decoders see what is before them.
-Three phases: 1.7 T tokens in sequences of 1,024, 250 B in sequences of 8,192 with another base of the rotations, and
-100 B at which the rate falls, where the authors had better text ("data.mixture" of the stage).  Batches and rates are
-ModernBERT base's, here for every size; fewer masked tokens in the last phase are left out.
-Published: GLUE 88.9 (encoder 150m) and 90.8 (400m); mean of the decoders' tasks 46.2 (150m) and 59.0 (1b).
+ModernBERT's architecture in six sizes, 17m to 1b; encoders mask 30 % of the tokens, decoders are causal. Three phases:
+1.7 T tokens in sequences of 1,024; 250 B in sequences of 8,192 with another rotary base; and 100 B with a decaying
+rate, for which the authors had better text ("data.mixture" of the stage). Batches and rates are those of ModernBERT
+base for every size. The smaller masking rate of the last phase is left out. Published: GLUE 88.9 (encoder 150m) and
+90.8 (400m); mean of the decoders' tasks 46.2 (150m) and 59.0 (1b).
 """
 
 from ml_collections import ConfigDict
@@ -21,13 +21,13 @@ SIZES = presets.ETTIN_SIZES
 
 
 def get_config(size: str = "encoder_150m") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = modern_bert.get_config("base")
   config.model.update(presets.ettin(size))
   config.model.remat = "minimal"
   if size.startswith("decoder"):
     config.data.mixture, config.data.objective, config.data.noise_density = "c4_causal_lm", "causal_lm", 0.0
-    # A decoder's text is all targets.
+    # A decoder has only targets.
     lengths = {"data.inputs_length": 1, "data.targets_length": 1_024}
     config.data.inputs_length, config.data.targets_length = 1, 8_192
   else:

@@ -1,4 +1,4 @@
-r"""Fine-tuning: of models that write by task prefix, as T5 (Raffel et al. 2020, section 3.1.2); of encoders by heads.
+r"""Fine-tuning: generative models with task prefixes, as T5 (Raffel et al. 2020, section 3.1.2); encoders with heads.
 
   t2t train --config finetune --config.init.checkpoint=runs/tiny --config.data.files=train.tsv \
     --config.data.labels=auto --workdir runs/reviews
@@ -7,19 +7,20 @@ r"""Fine-tuning: of models that write by task prefix, as T5 (Raffel et al. 2020,
     --config.data.benchmark_dirs.squad=SQuAD
   t2t train --config finetune_docs_summary --config.init.checkpoint=runs/tiny --workdir runs/summary
 
-The model and its vocabulary are the checkpoint's, and so is the recipe: Adafactor at a constant rate with dropout; for
-an encoder alone AdamW over three epochs, 3e-5 after a warm-up over a tenth of the steps (Devlin et al. 2019, appendix
-A.3, which tried 2e-5 to 5e-5).  --config.train.loss=heads has a model that writes answer by heads, too.
+Model and vocabulary come from the checkpoint, and the recipe depends on its architecture: Adafactor at a constant rate
+with dropout; for an encoder alone AdamW over three epochs, 3e-5 after a warm-up over a tenth of the steps (Devlin et
+al. 2019, appendix A.3, which tried 2e-5 to 5e-5). With --config.train.loss=heads generative models answer with heads,
+too.
 
-T5 took 2**18 steps of 128 sequences, and the best of the checkpoints that were evaluated on the validation set, every
-5,000 steps; the best by each metric is kept here as well.  Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE
-82.7, SQuAD 85.44 exact match and 92.08 F1.
+T5 took 2**18 steps of 128 sequences, and the best checkpoint on the validation set, evaluated every 5,000 steps; the
+best by each metric is kept here as well. Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE 82.7, SQuAD 85.44
+exact match and 92.08 F1.
 
-`finetune` alone is for a table of the user's own (docs/finetune_table.md): its lengths are those
-of the table; ten passes over it at most, and an evaluation after each, until three have brought nothing better.
+`finetune` alone is for a user's table (docs/finetune_table.md), which determines the lengths: at most ten passes with
+an evaluation after each, and early stopping after three without improvement.
 
-docs_summary, docs_match and docs_package are for tiny models, on English that is already on this machine: minutes on
-two cores.  `python benchmarks/finetuning.py` compares them with the same model from scratch
+docs_summary, docs_match and docs_package are for tiny models, on English text that is already on this machine: minutes
+on two cores. `python benchmarks/finetuning.py` compares them with the same model from scratch
 (--config.init.parameters=False).
 """
 
@@ -27,7 +28,7 @@ from ml_collections import ConfigDict
 
 from t2t.configs import default
 
-# name -> (mixture, module that registers it, tokens of inputs and of targets)
+# name -> (mixture, module that registers it, lengths of inputs and targets)
 _MIXTURES = {
   "superglue": ("super_glue", "t2t.tasks.superglue", (512, 62)),
   "glue": ("glue_v002_proportional", "t2t.tasks.glue", (512, 84)),
@@ -48,11 +49,11 @@ _MIXTURES = {
   "docs_package": ("docs_package", "t2t.tasks.docs", (128, 8)),
 }
 SIZES = (None, *_MIXTURES)
-_NARROW = 256  # widths of models up to which rates are those of tiny models
+_NARROW = 256  # maximum width of models with the rates of tiny models
 
 
 def get_config(mixture: str | None = None) -> ConfigDict:
-  """The recipe for one of SIZES; None: for a table of the user's own."""
+  """Returns the config for one of SIZES; None: for a user's table."""
   config = default.get_config()
   if mixture is None:
     return _of_table(config)
@@ -75,7 +76,7 @@ def get_config(mixture: str | None = None) -> ConfigDict:
 
 
 def _of_table(config: ConfigDict) -> ConfigDict:
-  """Changes the defaults to the recipe for a table, which says its lengths and its metrics itself."""
+  """Changes the defaults to the recipe for a table, which determines its lengths and metrics."""
   config.model.dropout_rate = 0.1
   config.data.mixture = ""
   config.data.inputs_length = config.data.targets_length = 0
@@ -93,7 +94,7 @@ def _of_table(config: ConfigDict) -> ConfigDict:
 
 
 def _for_table(config: ConfigDict) -> None:
-  """Makes the recipe for a table that of the model's width and architecture."""
+  """Adapts the recipe for a table to the model's width and architecture."""
   if config.model.embed_dim <= _NARROW:
     config.train.batch_size = 8
     config.optimizer.name = "adamw"
@@ -106,9 +107,10 @@ def _for_table(config: ConfigDict) -> None:
 
 
 def for_architecture(config: ConfigDict) -> None:
-  """Makes the recipe that of the encoders alone (Devlin et al. 2019, appendix A.3), where the checkpoint is one.
+  """Adapts the recipe to an encoder alone (Devlin et al. 2019, appendix A.3), if the checkpoint is one.
 
-  Three epochs by AdamW, 3e-5 after a warm-up over a tenth of the steps, then falling to nothing, 32 sequences a batch.
+  Three epochs with AdamW, 3e-5 after a warm-up over a tenth of the steps, then a linear decay to 0, 32 sequences per
+  batch.
   """
   if not (config.data.inputs_length or config.data.mixture):
     _for_table(config)
@@ -123,7 +125,7 @@ def for_architecture(config: ConfigDict) -> None:
 
 
 def _devlin(config: ConfigDict) -> None:
-  """AdamW of Devlin et al. 2019: 3e-5 after a warm-up over a tenth of the steps, then falling to nothing."""
+  """Sets AdamW of Devlin et al. 2019: 3e-5 after a warm-up over a tenth of the steps, then a linear decay to 0."""
   config.train.z_loss = 0.0
   config.optimizer.name = "adamw"
   config.optimizer.scale_by_parameter = False
@@ -136,7 +138,7 @@ def _devlin(config: ConfigDict) -> None:
 
 
 def _small(config: ConfigDict) -> None:
-  """Changes the recipe to one for the tiny model: no more steps than it was pre-trained for, at a rate near its own."""
+  """Adapts the recipe to a tiny model: at most the steps of its pre-training, at a similar rate."""
   config.model.dropout_rate = 0.0
   config.data.num_streams = 2
   config.train.steps = 200

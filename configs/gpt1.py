@@ -1,12 +1,12 @@
-"""GPT (Radford et al. 2018): a causal language model of 512 tokens whose norms stand behind the sums.
+"""GPT (Radford et al. 2018): a post-norm causal language model with 512 tokens.
 
   t2t vocab train --type bpe --size 40478 --input 'text/*.txt' --output runs/pieces
   t2t train --config gpt1_base --workdir gs://BUCKET/gpt1 --config.data.vocabulary=runs/pieces/tokenizer.json
 
-116.5 M parameters, 31 M of them rows for as many pieces as the paper's, whose vocabulary has no end of text.  64
-sequences a step, rates and dropout as published; its hundred passes over the 0.8 billion words of BooksCorpus are about
-three million steps, here of C4.  Published: GLUE 72.8 in its own table and 75.1 on average in BERT's (Devlin et al.
-2019, table 1), RACE 59.0.
+116.5 M parameters, 31 M of them rows for as many tokens as in the paper, whose vocabulary has no end of text. 64
+sequences per step, rates and dropout as published. Its hundred passes over the 0.8 billion words of BooksCorpus are
+about three million steps, here on C4. Published: GLUE 72.8 in its own table and 75.1 on average in BERT's (Devlin et
+al. 2019, table 1), RACE 59.0.
 """
 
 from ml_collections import ConfigDict
@@ -18,10 +18,10 @@ SIZES = ("base",)
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = gpt2.get_config("small")
   config.model.update(presets.gpt1(size))
-  config.model.vocab_size = 40_576  # rows up to a multiple of 128, for the mesh to divide
+  config.model.vocab_size = 40_576  # rounded up to a multiple of 128 for the mesh
   config.data.targets_length = 512
   config.train.steps = 3_000_000
   config.train.batch_size = 64

@@ -1,9 +1,9 @@
-"""GPT-2 (Radford et al. 2019): a causal language model of 1,024 tokens.
+"""GPT-2 (Radford et al. 2019): a causal language model with 1,024 tokens.
 
   t2t train --config gpt2_small --workdir gs://BUCKET/gpt2 --config.data.vocabulary=gs://BUCKET/gpt2
 
-The vocabulary is the folder with encoder.json and vocab.bpe.  Sizes: small 124 M, medium 355 M, large 774 M, xl 1.56 B
-parameters.  The text is C4 and the schedule that of today's reproductions: 600,000 steps of half a million tokens.
+The vocabulary is the folder with encoder.json and vocab.bpe. Sizes: small 124 M, medium 355 M, large 774 M, xl 1.56 B
+parameters. The text is C4, and the schedule that of current reproductions: 600,000 steps of half a million tokens.
 """
 
 from ml_collections import ConfigDict
@@ -15,13 +15,13 @@ SIZES = presets.GPT2_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.gpt2(size))
-  config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
+  config.model.vocab_size = 50_304  # rounded up to a multiple of 128 for the mesh
   config.model.remat = {"small": "none", "medium": "minimal", "large": "minimal", "xl": "full"}[size]
   config.data.mixture = "c4_causal_lm"
-  config.data.objective = "causal_lm"  # of files of one's own
+  config.data.objective = "causal_lm"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.targets_length = 1_024
   config.data.extra_ids = 0

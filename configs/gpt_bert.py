@@ -1,20 +1,19 @@
-"""GPT-BERT (Charpentier & Samuel 2024): one decoder that fills in masks as BERT and goes on with text as GPT.
+"""GPT-BERT (Charpentier & Samuel 2024): one decoder that fills masks like BERT and continues text like GPT.
 
   t2t vocab train --size 8192 --input 'text/*.txt' --output runs/pieces
   t2t train --config gpt_bert_small --workdir runs/gpt_bert --config.data.vocabulary=runs/pieces/spiece.model \
     --config.data.sources.masked.files='text/*.txt' --config.data.sources.causal.files='text/*.txt'
 
-Both sources read the same files: of the rows of a batch one in sixteen is read from left to right, and predicts every
-token; the others are read both ways, and the state in front of each hidden token predicts it.  Other shares:
---config.data.sources.causal.share=0.5 --config.data.sources.masked.share=0.5.  <extra_id_0> is the mask of a vocabulary
-that has none.
+Both sources read the same files. One row in sixteen is causal and predicts every token. The others are bidirectional,
+and the state before each masked token predicts it. Other shares: --config.data.sources.causal.share=0.5
+--config.data.sources.masked.share=0.5. <extra_id_0> is the mask of a vocabulary without one.
 
-Sizes: small 28 M and base 112 M parameters (theirs 30 M and 119 M), for ten and a hundred million words.  Batches of
-32,768 x 128 tokens, steps, LAMB and its rate are those of the released code.  There batches grow from a quarter to
-that, spans of up to three tokens are hidden, 30 % of the text at first and 15 % at last, each kind of row has a loss of
-its own, and weights are averaged at the end; here 20 % of single tokens are hidden all along, and each token that is
-predicted counts alike.  Published, small on ten million words: BLiMP 81.2, its supplement 69.4, EWoK 54.6, GLUE 76.5;
-base on a hundred: 86.1, 76.8, 58.4 and 81.5.
+Sizes: small 28 M and base 112 M parameters (the paper's 30 M and 119 M), for ten and a hundred million words. Batches
+of 32,768 x 128 tokens, steps, LAMB and its rate are those of the released code. There batches grow from a quarter,
+spans of up to three tokens are masked, 30 % of the text at first and 15 % at last, each kind of row has its own loss,
+and weights are averaged at the end. Here 20 % of single tokens are masked throughout, and all predicted tokens have
+equal weight. Published, small on ten million words: BLiMP 81.2, its supplement 69.4, EWoK 54.6, GLUE 76.5; base on a
+hundred: 86.1, 76.8, 58.4 and 81.5.
 """
 
 from ml_collections import ConfigDict
@@ -26,7 +25,7 @@ SIZES = presets.GPT_BERT_SIZES
 
 
 def with_both(config: ConfigDict, *, causal: float) -> ConfigDict:
-  """The config with a share of rows that are read from left to right, and the others both ways, on the user's files."""
+  """Adds a share of causal rows, with all other rows bidirectional, on the user's files."""
   config.data.sources = ConfigDict(
     {
       "causal": {"objective": "next_token", "share": causal},
@@ -37,11 +36,11 @@ def with_both(config: ConfigDict, *, causal: float) -> ConfigDict:
 
 
 def get_config(size: str = "small") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.gpt_bert(size))
   config.model.remat = "minimal"
-  config.model.vocab_size += 128  # <extra_id_0>, and rows up to a multiple of 128
+  config.model.vocab_size += 128  # <extra_id_0>, rounded up to a multiple of 128
   config.data.extra_ids = 1
   config.data.targets_length = 128
   config.train.steps = {"small": 7_812, "base": 15_625}[size]

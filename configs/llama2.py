@@ -2,8 +2,8 @@
 
   t2t train --config llama2_7b --workdir gs://BUCKET/llama2_7b
 
-Sizes: 1b (TinyLlama's shape) 1.10 B, 7b 6.74 B, 13b 13.0 B parameters.  4,096 tokens a sequence, four million a step
-and two trillion in all, as published; the text is C4 in T5's vocabulary, which has as many pieces.
+Sizes: 1b (TinyLlama's shape) 1.10 B, 7b 6.74 B, 13b 13.0 B parameters. 4,096 tokens per sequence, four million per step
+and two trillion in all, as published. The text is C4 with T5's vocabulary, which has the same size.
 """
 
 from ml_collections import ConfigDict
@@ -15,12 +15,12 @@ SIZES = presets.LLAMA2_SIZES
 
 
 def get_config(size: str = "7b") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.llama2(size))
   config.model.remat = "full"
   config.data.mixture = "c4_causal_lm"
-  config.data.objective = "causal_lm"  # of files of one's own
+  config.data.objective = "causal_lm"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.vocabulary = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
   config.data.extra_ids = 0

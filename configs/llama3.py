@@ -1,4 +1,4 @@
-"""Llama 3 (Llama team 2024): Llama 2 with grouped queries, a vocabulary of 128,256 and 8,192 tokens a sequence.
+"""Llama 3 (Llama team 2024): Llama 2 with grouped queries, a vocabulary of 128,256 and 8,192 tokens per sequence.
 
   t2t train --config llama3_8b --workdir gs://BUCKET/llama3_8b --config.data.vocabulary=gs://BUCKET/tokenizer.json
 
@@ -14,7 +14,7 @@ SIZES = presets.LLAMA3_SIZES
 
 
 def get_config(size: str = "8b") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = llama2.get_config()
   config.model.update(presets.llama3(size))
   config.data.vocabulary = ""

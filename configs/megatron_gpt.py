@@ -1,12 +1,12 @@
-"""Megatron-LM's GPT-2 (Shoeybi et al. 2020): as large a GPT-2 as 8 GPUs hold that each have a part of every layer.
+"""Megatron-LM's GPT-2 (Shoeybi et al. 2020): a GPT-2 for 8 GPUs that each hold a part of every layer.
 
   t2t train --config megatron_gpt_8_3b --workdir gs://BUCKET/megatron --config.data.vocabulary=gs://BUCKET/gpt2 \
     --config.mesh.tensor=8
 
-Sizes: 355m 356 M, 2_5b 2.49 B, 8_3b 8.32 B parameters.  300,000 steps of 512 sequences of 1,024 tokens, rates, decay
-and dropout as published, here of C4.  Published, perplexity of WikiText-103 and accuracy on LAMBADA: 355m 19.31 and
-45.18, 2_5b 12.76 and 61.73, 8_3b 10.81 and 66.51.  Matrices that end a branch begin as wide as all others, where
-Megatron's are narrower by sqrt(2 layers).
+Sizes: 355m 356 M, 2_5b 2.49 B, 8_3b 8.32 B parameters. 300,000 steps of 512 sequences of 1,024 tokens, rates, decay and
+dropout as published, here on C4. Published, perplexity of WikiText-103 and accuracy on LAMBADA: 355m 19.31 and 45.18,
+2_5b 12.76 and 61.73, 8_3b 10.81 and 66.51. Matrices at the end of a branch have the same initial scale as all others;
+Megatron's are smaller by sqrt(2 layers).
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +18,7 @@ SIZES = presets.MEGATRON_GPT_SIZES
 
 
 def get_config(size: str = "8_3b") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = gpt2.get_config("small")
   config.model.update(presets.megatron_gpt(size))
   config.model.remat = {"355m": "minimal"}.get(size, "full")

@@ -1,9 +1,10 @@
-"""T5 1.1 from today's parts: rotary positions, grouped queries, SwiGLU, normed queries and keys; span corruption.
+"""T5 1.1 with current components: rotary positions, grouped queries, SwiGLU, normalized queries and keys; span
+corruption.
 
   t2t train --config modern_t5_base --workdir gs://BUCKET/modern_t5_base
 
-Sizes: small 71 M, base 216 M, large 670 M, xl 2.40 B, xxl 9.3 B parameters.  AdamW and a cosine, which gave nanoT5 a
-lower loss than Adafactor.
+Sizes: small 71 M, base 216 M, large 670 M, xl 2.40 B, xxl 9.3 B parameters. AdamW with a cosine schedule, which gave
+nanoT5 a lower loss than Adafactor.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +16,7 @@ SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = t5_1_1.get_config(size)
   config.model.update(presets.modern_t5(size))
   config.optimizer.name = "adamw"

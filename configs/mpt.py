@@ -1,9 +1,9 @@
-"""MPT (MosaicML 2023): a causal language model whose positions are ALiBi, a bias that falls with the distance.
+"""MPT (MosaicML 2023): a causal language model with ALiBi positions, a bias that falls with the distance.
 
   t2t train --config mpt_7b --workdir gs://BUCKET/mpt_7b --config.data.vocabulary=gs://BUCKET/gpt_neox
 
-Sizes: 7b 6.65 B, 30b 30.0 B parameters.  2,048 tokens a sequence, four million a step and one trillion in all, as
-published; the text is C4 and the optimizer AdamW with GPT-3's rates, where MosaicML took Lion.
+Sizes: 7b 6.65 B, 30b 30.0 B parameters. 2,048 tokens per sequence, four million per step and one trillion in all, as
+published. The text is C4, and the optimizer AdamW with GPT-3's rates; MosaicML used Lion.
 """
 
 from ml_collections import ConfigDict
@@ -15,12 +15,12 @@ SIZES = presets.MPT_SIZES
 
 
 def get_config(size: str = "7b") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.mpt(size))
   config.model.remat = "full"
   config.data.mixture = "c4_causal_lm"
-  config.data.objective = "causal_lm"  # of files of one's own
+  config.data.objective = "causal_lm"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.targets_length = 2_048
   config.data.extra_ids = 0

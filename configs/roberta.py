@@ -1,9 +1,9 @@
-"""RoBERTa (Liu et al. 2019): BERT's objective with byte-level pieces, full-length text and large batches.
+"""RoBERTa (Liu et al. 2019): BERT's objective with byte-level BPE, full-length text and large batches.
 
   t2t train --config roberta_base --workdir gs://BUCKET/roberta_base --config.data.vocabulary=gs://BUCKET/roberta
 
-The vocabulary is the folder with vocab.json and merges.txt.  Sizes: base 125 M, large 355 M parameters.  500,000 steps
-of 8,192 sequences of 512 tokens, as published, here on C4.
+The vocabulary is the folder with vocab.json and merges.txt. Sizes: base 125 M, large 355 M parameters. 500,000 steps of
+8,192 sequences of 512 tokens, as published, here on C4.
 """
 
 from ml_collections import ConfigDict
@@ -15,13 +15,13 @@ SIZES = presets.BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.roberta(size))
-  config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
+  config.model.vocab_size = 50_304  # rounded up to a multiple of 128 for the mesh
   config.model.remat = {"base": "minimal", "large": "full"}[size]
   config.data.mixture = "c4_masked_lm"
-  config.data.objective = "masked_lm"  # of files of one's own
+  config.data.objective = "masked_lm"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.inputs_length = 512
   config.data.extra_ids = 0

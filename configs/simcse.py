@@ -1,10 +1,10 @@
-"""Unsupervised SimCSE (Gao et al. 2021): the same sentence twice, told from the others of the batch despite dropout.
+"""Unsupervised SimCSE (Gao et al. 2021): matches a sentence with itself under another dropout mask, against the batch.
 
   t2t train --config simcse_base --config.init.checkpoint=bert-base-uncased --workdir gs://BUCKET/simcse_base
 
-The model and its vocabulary are the checkpoint's, whose pooler the head begins with if it has one.  Temperature,
-batches, rates, and a million sentences of at most 32 tokens, each seen once, as published; the sentences here are those
-of English Wikipedia as they come, at least four tokens long.
+Model and vocabulary come from the checkpoint, and the head starts from its pooler if it has one. Temperature, batches,
+rates, and a million sentences of at most 32 tokens, each seen once, are as published. The sentences are those of
+English Wikipedia in their order, with at least four tokens.
 
 quick_thought_* compares neighbouring sentences, labse_base translations.
 """
@@ -17,7 +17,7 @@ SIZES = ("base", "large")
 
 
 def with_pairs(config: ConfigDict, **changed) -> ConfigDict:
-  """The config with SimCSE's loss, or what is changed of it, and a head that gives a vector of what it reads first."""
+  """Adds SimCSE's loss with changes, and a head that makes a vector of the first token."""
   config.train.loss = "contrastive"
   config.model.heads = ({"name": "text", "kind": "vector", "num_classes": 0},)
   with config.unlocked():
@@ -27,13 +27,13 @@ def with_pairs(config: ConfigDict, **changed) -> ConfigDict:
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = bert.get_config(size)
   config.stages = ()
   config.init.use_model_config = True
   config.data.mixture = "wikipedia_same_text_twice"
-  config.data.objective = "same_text_twice"  # of files of one's own
-  config.data.inputs_length = 64  # both texts
+  config.data.objective = "same_text_twice"  # for the user's own files
+  config.data.inputs_length = 64  # both texts together
   config.train.batch_size = 64
   config.train.steps = 15_625
   config.optimizer.learning_rate = {"base": 3e-5, "large": 1e-5}[size]

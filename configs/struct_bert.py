@@ -1,9 +1,9 @@
-"""StructBERT (Wang et al. 2020): a BERT that finds the order of words and of sentences again.
+"""StructBERT (Wang et al. 2020): a BERT that restores the order of words and of sentences.
 
   t2t train --config struct_bert_base --workdir gs://BUCKET/structbert --config.data.vocabulary=gs://BUCKET/vocab.txt
 
-Besides masked tokens it predicts those of one trigram in twenty, whose tokens are shuffled; and of two texts whether
-the second follows, comes before, or is of another document, a third each.  Optimizer and batch are BERT's.
+Besides masked tokens it predicts the tokens of one trigram in twenty, which are shuffled. It also predicts whether the
+second of two texts is the next, the previous, or from another document, a third each. Optimizer and batch are BERT's.
 """
 
 from ml_collections import ConfigDict
@@ -14,11 +14,11 @@ SIZES = bert.SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = bert.get_config(size)
   config.stages = ()
   config.data.mixture = "wikipedia_struct_bert"
-  config.data.objective = "struct_bert"  # of files of one's own
+  config.data.objective = "struct_bert"  # for the user's own files
   config.train.loss = "tokens_and_heads"
   labels = ("next", "previous", "random")
   config.model.heads = (

@@ -1,9 +1,9 @@
-"""The original T5 (Raffel et al. 2020): relu, logits from the embedding.
+"""Original T5 (Raffel et al. 2020): ReLU, logits from the embedding.
 
   t2t train --config t5_base --workdir gs://BUCKET/t5_base
 
-Sizes: small 60.5 M, base 223 M, large 738 M, xl (3B) 2.85 B, xxl (11B) 11.3 B parameters.  2**19 steps of 128 x 512 is
-the paper's baseline, 34 B tokens, with a tenth dropped out (section 3.1.1); it was T5 1.1 that came to do without.
+Sizes: small 60.5 M, base 223 M, large 738 M, xl (3B) 2.85 B, xxl (11B) 11.3 B parameters. 2**19 steps of 128 x 512 is
+the paper's baseline, 34 B tokens, with a dropout of 0.1 (section 3.1.1); T5 1.1 has none.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   config = default.get_config()
   config.model.update(presets.t5_1_0(size))
   config.model.dropout_rate = 0.1

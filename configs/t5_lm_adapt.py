@@ -1,12 +1,12 @@
-"""LM adaptation of T5 (Lester et al. 2021): 100,000 steps of prefix LM, after which it goes on with what it is given.
+"""LM adaptation of T5 (Lester et al. 2021): 100,000 steps of prefix LM, after which the model continues its input.
 
   t2t train --config t5_lm_adapt --config.init.checkpoint=gs://BUCKET/t5_1_1_xl --workdir gs://BUCKET/t5_1_1_xl_lm
 
-A model that was trained by span corruption writes sentinels; adapted, it is what prompts are tuned for (config.prompt).
-The model and its vocabulary are the checkpoint's.  Batches and the rate, which stays, are those of the released
-checkpoints "lm100k"; half of each text is given and the other half asked, 512 tokens each at most.
-In one run with the pre-training it is a last stage: {"steps": 100_000, "data.mixture": "c4_prefix_lm",
-"data.targets_length": 512, "optimizer.schedule": "constant", "optimizer.learning_rate": 1e-3}.
+A model trained with span corruption generates sentinels. The adapted model is the base of prompt tuning
+(config.prompt). Model and vocabulary come from the checkpoint. Batches and the constant rate are those of the released
+checkpoints "lm100k". Half of each text is the input and half the target, at most 512 tokens each. In one run with the
+pre-training it is a last stage: {"steps": 100_000, "data.mixture": "c4_prefix_lm", "data.targets_length": 512,
+"optimizer.schedule": "constant", "optimizer.learning_rate": 1e-3}.
 """
 
 from ml_collections import ConfigDict
@@ -15,11 +15,11 @@ from t2t.configs import t5_1_1
 
 
 def get_config() -> ConfigDict:
-  """The recipe."""
+  """Returns the config."""
   config = t5_1_1.get_config("small")
   config.init.use_model_config = True
   config.data.mixture = "c4_prefix_lm"
-  config.data.objective = "prefix_lm"  # of files of one's own
+  config.data.objective = "prefix_lm"  # for the user's own files
   config.data.targets_length = 512
   config.train.steps = 100_000
   config.train.batch_size = 128

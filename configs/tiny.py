@@ -1,13 +1,13 @@
-"""Every family, tiny, on English that is already on this machine: the documentation of Python and its packages.
+"""Tiny configs of every family, on English text that is already on this machine: documentation of Python and packages.
 
   t2t train --config tiny --workdir runs/tiny                # a T5 1.1: less than four minutes on two cores
   t2t train --config tiny_bert --workdir runs/tiny_bert      # the others: under two minutes each
 
-The others have one shape and one recipe, so that families can be compared, tiny_t5 among them.  `tiny` is what learns
-most in four minutes as far as anybody has found: docs/first_minutes.md has what was tried.
+The others, tiny_t5 included, share one shape and one recipe, so that families can be compared. `tiny` is the best known
+recipe for four minutes; docs/first_minutes.md explains it.
 
-Expect a held-out loss well below the unigram model's; of the masked language models that of tiny_modern_bert, for
-learned positions take more steps to find out what they are good for.
+Expect a held-out loss well below the unigram model's. Among the masked language models only tiny_modern_bert reaches
+it, because learned positions take more steps to become useful.
 """
 
 from ml_collections import ConfigDict
@@ -37,18 +37,18 @@ SIZES = tuple(_FAMILIES)
 
 
 def get_config(family: str | None = None) -> ConfigDict:
-  """The recipe for one of SIZES."""
+  """Returns the config for one of SIZES."""
   fields, objective, lengths, pack = _FAMILIES[family]
   config = default.get_config()
   config.model.update(fields)
   config.model.update(
-    vocab_size=4_224,  # 4,096 pieces and 100 sentinels, up to a multiple of 128
+    vocab_size=4_224,  # 4,096 tokens and 100 sentinels, rounded up to a multiple of 128
     embed_dim=128,
     num_heads=4,
     head_dim=32,
     mlp_dim=512 if not config.model.mlp_activation.startswith("gated_") else 384,
     num_kv_heads=2 if config.model.num_kv_heads else 0,
-    dropout_rate=0.0,  # one pass over the text
+    dropout_rate=0.0,  # because the text is read once
   )
   for stack in ("encoder", "decoder"):
     config.model[f"num_{stack}_layers"] = 3 if config.model[f"num_{stack}_layers"] else 0
@@ -57,9 +57,9 @@ def get_config(family: str | None = None) -> ConfigDict:
   if config.model.attention_window:
     config.model.attention_window = 16
   if config.model.positions == "rotary" and config.model.init_scale:
-    config.model.init_scale = 0.1  # by the width of 128, as 0.02 by those that the families have
+    config.model.init_scale = 0.1  # for a width of 128, as 0.02 for the published widths
   config.data.mixture = f"docs_{objective}"
-  config.data.objective = objective  # of files of one's own
+  config.data.objective = objective  # for the user's own files
   config.data.task_modules = ("t2t.tasks.docs",)
   config.data.inputs_length, config.data.targets_length = lengths
   config.data.pack = pack
@@ -81,20 +81,21 @@ def get_config(family: str | None = None) -> ConfigDict:
     spanbert.with_boundaries(config)
   if family == "simcse":
     simcse.with_pairs(config)
-    config.model.dropout_rate = 0.1  # without it both vectors are the same
+    config.model.dropout_rate = 0.1  # dropout makes the two vectors differ
     config.train.batch_size = 64
   return config
 
 
 def _most_in_four_minutes(config: ConfigDict) -> None:
-  """Shallow and narrow, on short pieces of text: what a step costs less makes more steps.
+  """Sets a shallow, narrow model on short texts: cheaper steps allow more steps.
 
-  And attention begins where it would be led after many more: so the decoder asks its encoder from the first step on.
+  Attention starts with a bias that training would need many steps to learn, so the decoder uses its encoder from the
+  first step on.
   """
   config.model.update(num_encoder_layers=2, num_decoder_layers=2, mlp_dim=256)
   config.model.attention_init_bias = 6.0
   config.train.steps = 3_000
-  config.train.log_every = 10  # to write each of so short steps takes a tenth of the time
+  config.train.log_every = 10  # writing each of these short steps would take a tenth of the time
   config.optimizer.name = "muon"
   config.optimizer.muon_iterations = 3
   config.optimizer.warmup_ratio = 1 / 60  # 50 steps
