@@ -1,1 +1,1 @@
-"""seqio tasks and mixtures that come with t2t; each module registers its own when it is imported."""
+"""seqio tasks and mixtures of t2t; each module registers its own when it is imported."""

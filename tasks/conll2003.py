@@ -1,4 +1,4 @@
-"""Named entities of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), English: a head tags words, other models write.
+"""Named entities of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), English: a head tags words, other models generate.
 
 config.data.benchmark_dirs.conll2003 names the folder of train.txt, valid.txt and test.txt; without it TensorFlow
 Datasets provides them.

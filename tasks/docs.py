@@ -1,7 +1,7 @@
-"""The embedded default: the documentation of installed packages, in a vocabulary of its own.
+"""Default corpus: the documentation of installed packages, with its own vocabulary.
 
-Tasks are called docs_OBJECTIVE; those to fine-tune on are docs_summary, docs_match and docs_package, and docs_pairs is
-of texts that belong together.
+Tasks are called docs_OBJECTIVE. The fine-tuning tasks are docs_summary, docs_match and docs_package; docs_pairs has
+pairs of texts.
 """
 
 import functools
@@ -13,7 +13,7 @@ from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import docstrings
 from t2t.evaluation import task_metrics
 
-# Neither the sources nor the vocabulary read anything before they are used.
+# Sources and vocabulary read nothing before they are used.
 _VOCABULARY = vocabularies.docs_vocabulary(extra_ids=100)
 _TEXT = seqio.Feature(_VOCABULARY, add_eos=True)
 
@@ -23,11 +23,11 @@ for _objective in objectives.OF_TEXT:
     source=sources.DocumentationSource(),
     preprocessors=objectives.preprocessors(_objective),
     output_features=objectives.output_features(_objective, _VOCABULARY),
-    # Examples that each stream draws from; small, so that training starts soon.
+    # Shuffle buffer of each stream; small, so that training starts soon.
     shuffle_buffer_size=128,
   )
 
-# The first sentence of a docstring, written from what follows it.
+# Generate the first sentence of a docstring from its continuation.
 seqio.TaskRegistry.add(
   "docs_summary",
   source=docstrings.DocstringSource(),
@@ -38,7 +38,7 @@ seqio.TaskRegistry.add(
   shuffle_buffer_size=1_024,
 )
 
-# The first sentence of a docstring, and what follows it.
+# Pairs of the first sentence of a docstring and its continuation.
 seqio.TaskRegistry.add(
   "docs_pairs",
   source=docstrings.DocstringSource(),
@@ -47,7 +47,7 @@ seqio.TaskRegistry.add(
   shuffle_buffer_size=1_024,
 )
 
-# Whether a sentence is the first of the docstring that goes on so.
+# Classify whether a sentence is the first of a docstring with this continuation.
 _LABELS = ("False", "True")
 _labelled = functools.partial(preprocessors.labelled, prefix="docs match", fields=("summary", "body"), labels=_LABELS)
 seqio.TaskRegistry.add(
@@ -60,7 +60,7 @@ seqio.TaskRegistry.add(
   shuffle_buffer_size=1_024,
 )
 
-# Which package a docstring is of.
+# Classify the package of a docstring.
 _PACKAGES = docs_corpus.NAMES
 _of_package = functools.partial(docstrings.of_package, packages=_PACKAGES)
 _named = functools.partial(preprocessors.labelled, prefix="docs package", fields=("summary", "body"), labels=_PACKAGES)

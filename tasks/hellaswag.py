@@ -1,6 +1,7 @@
-"""HellaSwag (Zellers et al. 2019): which of four sentences goes on with a text.
+"""HellaSwag (Zellers et al. 2019): choose which of four sentences continues a text.
 
-config.data.benchmark_dirs.hellaswag names the folder of the released files; without it TensorFlow Datasets has them.
+config.data.benchmark_dirs.hellaswag names the folder of the released files; without it TensorFlow Datasets provides
+them.
 """
 
 import seqio

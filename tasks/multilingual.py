@@ -1,12 +1,12 @@
-"""Benchmarks of transfer between languages: a task for each language, BENCHMARK_LANGUAGE, and a mixture of all.
+"""Benchmarks of transfer between languages: a task per language, BENCHMARK_LANGUAGE, and a mixture of all.
 
-Pairs of sentences: xnli (Conneau et al. 2018) and paws_x_wiki (Yang et al. 2019).  Questions: xquad (Artetxe et al.
-2020) and tydiqa_goldp (Clark et al. 2020).  Named entities: wikiann (Pan et al. 2017, parted by Rahimi et al. 2019), in
+Pairs of sentences: xnli (Conneau et al. 2018) and paws_x_wiki (Yang et al. 2019). Questions: xquad (Artetxe et al.
+2020) and tydiqa_goldp (Clark et al. 2020). Named entities: wikiann (Pan et al. 2017, split by Rahimi et al. 2019), in
 the 40 languages of XTREME, and masakhaner and masakhaner2 (Adelani et al. 2021, 2022).
 
-What has no training data is answered by what was trained on the same in English, by the same head or in the same words:
-xnli by glue_mnli, xquad by squad.  config.data.benchmark_dirs.BENCHMARK names the folder of the released files;
-without it TensorFlow Datasets provides them, but for masakhaner, which it has not.
+Benchmarks without training data are evaluated on a model trained on the English counterpart, with the same head or the
+same words: xnli after glue_mnli, xquad after squad. config.data.benchmark_dirs.BENCHMARK names the folder of the
+released files. Without it TensorFlow Datasets provides them, except masakhaner.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def _add(
 
 # ---- Pairs of sentences ----------------------------------------------------------------------------------------------
 
-# As of glue_mnli.
+# as in glue_mnli
 _NLI = ("entailment", "neutral", "contradiction")
 _mnli = functools.partial(
   preprocessors.labelled,
@@ -81,7 +81,7 @@ for _language in benchmark_files.LANGUAGES["paws_x_wiki"]:
 
 # ---- Questions -------------------------------------------------------------------------------------------------------
 
-# As of squad.
+# as in squad
 for _language in benchmark_files.LANGUAGES["xquad"]:
   _add(
     "xquad",

@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018) as text to text, in T5's format; heads answer with spans.
 
-config.data.benchmark_dirs.squad and config.data.benchmark_dirs.squad_v2 name the folders of the released files;
-without them TensorFlow Datasets provides them.  In 2.0 half of the questions are not answered by their paragraphs.
+config.data.benchmark_dirs.squad and config.data.benchmark_dirs.squad_v2 name the folders of the released files; without
+them TensorFlow Datasets provides them. In 2.0 the paragraphs do not answer half of the questions.
 """
 
 import functools

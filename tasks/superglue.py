@@ -51,7 +51,7 @@ for _name, _fields, _labels, _metrics in [
 ]:
   _add(_name, [_labelled(_name, labels=_labels, **_fields)], postprocessors.label(_labels), _metrics, labels=_labels)
 
-# ---- Tasks with a format of their own --------------------------------------------------------------------------------
+# ---- Tasks with special formats --------------------------------------------------------------------------------------
 
 _CHOICES = ("choice1", "choice2")
 _add("copa", [preprocessors.copa], postprocessors.label(_CHOICES), [task_metrics.accuracy], labels=_CHOICES)
@@ -72,7 +72,7 @@ _add(
   tfds="wsc.fixed",
 )
 
-# ---- Diagnostic sets, to be answered as RTE: tests that have labels --------------------------------------------------
+# ---- Diagnostic sets with labels, answered like RTE: test splits -----------------------------------------------------
 
 _RENAME = functools.partial(
   seqio.preprocessors.rekey,

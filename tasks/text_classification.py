@@ -1,6 +1,6 @@
-"""One of a few classes for a text: reviews of films (IMDB, Maas et al. 2011) and news (AG News, Zhang et al. 2015).
+"""Classification of single texts: film reviews (IMDB, Maas et al. 2011) and news (AG News, Zhang et al. 2015).
 
-Neither has a validation split: --config.data.eval_split=test.  config.data.benchmark_dirs.imdb_reviews and
+Neither has a validation split: use --config.data.eval_split=test. config.data.benchmark_dirs.imdb_reviews and
 config.data.benchmark_dirs.ag_news_subset name the folders of the released files (aclImdb, ag_news_csv); without them
 TensorFlow Datasets provides them.
 """

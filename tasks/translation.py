@@ -1,8 +1,4 @@
-"""T5's translation tasks, out of English: the data of Raffel et al. (2020, section 2.3), by TensorFlow Datasets.
-
-To German as Vaswani et al. (2017), with newstest2013 for validation and newstest2014 for test; to French WMT 2015; to
-Romanian WMT 2016.  The sentences of wmt_en_LANGUAGE_pairs are compared by a contrastive loss.
-"""
+"""T5's translation tasks from English: the data of Raffel et al. (2020, section 2.3), from TensorFlow Datasets."""
 
 import seqio
 

@@ -1,7 +1,7 @@
-"""Parts of speech of Universal Dependencies (Nivre et al. 2020): a head tags words, other models write the tags.
+"""Parts of speech of Universal Dependencies (Nivre et al. 2020): a head tags words, other models generate the tags.
 
-config.data.benchmark_dirs.udpos names the folder of a treebank as released, *-ud-train.conllu and so on, or of
-train.conllu, dev.conllu and test.conllu in the same format; without it TensorFlow Datasets provides English, of EWT.
+config.data.benchmark_dirs.udpos names the folder of a released treebank, *-ud-train.conllu and so on, or of
+train.conllu, dev.conllu and test.conllu in the same format. Without it TensorFlow Datasets provides English (EWT).
 """
 
 import seqio
@@ -10,7 +10,7 @@ from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
 from t2t.evaluation import task_metrics
 
-# In TFDS's order; _ is that of no word of syntax.
+# In TFDS's order; _ is the tag of words without syntax.
 _TAGS = ("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ")
 _TAGS += ("SYM", "VERB", "X", "_")
 

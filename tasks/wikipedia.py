@@ -12,7 +12,7 @@ from t2t.data.sources import tfds_source
 def _add(name: str, objective: str, **options) -> None:
   seqio.TaskRegistry.add(
     name,
-    # The data set has one split, train.
+    # The data set has only the split train.
     source=tfds_source.TfdsSource("wikipedia/20230601.en:1.0.0", {"train": "train[:99%]", "validation": "train[99%:]"}),
     preprocessors=objectives.preprocessors(objective, **options),
     output_features=objectives.t5_features(objective),
