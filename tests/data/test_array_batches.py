@@ -1,4 +1,4 @@
-"""A user's own batches: the run that the pipeline's would have been, without the pipeline."""
+"""Training on a user's own batches gives the same run as the pipeline's batches."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 losses, text = test_training_run.losses, test_training_run.text
 SMALL = test_training_run.SMALL | {"data.vocabulary": ""}
-# What cannot be derived, which is what a user gives.
+# Features that cannot be derived, so that a user has to give them.
 NEEDED = {
   "t5_1_1_small": ("encoder_input_tokens", "decoder_target_tokens"),
   "gpt2_small": ("decoder_target_tokens",),
@@ -31,14 +31,14 @@ NEEDED = {
 
 def small(name="t5_1_1_small", **changes):
   layers = {"gpt2_small": {"model.num_encoder_layers": 0}, "bert_base": {"model.num_decoder_layers": 0}}.get(name, {})
-  if name == "bert_base":  # whose own has a vocabulary of two kinds of texts
+  if name == "bert_base":
     layers |= {"data.objective": "masked_lm", "train.loss": "cross_entropy", "model.heads": ()}
   given = {key: value for key, value in SMALL.items() if key != "train.steps" or "train.epochs" not in changes}
   return t2t.config(name, given | layers | {"stages": ()} | changes)
 
 
 def random_batches(read=0, *, rows=8, inputs=30, targets=20):
-  """For ever, each by its number."""
+  """Yields batches without end, each determined by its number."""
   for number in itertools.count(read):
     ids = np.random.default_rng(number).integers(3, 384, size=(rows, inputs))
     yield {"encoder_input_tokens": ids, "decoder_target_tokens": ids[:, :targets]}
@@ -51,7 +51,7 @@ def held_out():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(NEEDED))
 def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, name):
-  """The same losses to the bit; whatever follows from the rest is left out, and comes out the same."""
+  """Losses agree bit for bit; features that the user leaves out are derived and equal the pipeline's."""
   config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes"})
   rows = list(t2t.train(config, str(tmp_path / "pipeline")))
   run = train_data.resolved(loading.records(config))
@@ -62,7 +62,7 @@ def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, nam
   evaluated = [needed(batch) for batch in train_data.eval_batches(run, mesh)]
   own = list(t2t.train(config, str(tmp_path / "own"), batches=given, eval_batches=evaluated))
   assert losses(own) == losses(rows) and losses(own)
-  assert t2t.load(str(tmp_path / "own")).tokenize(["fox"])  # config.data.vocabulary is beside it
+  assert t2t.load(str(tmp_path / "own")).tokenize(["fox"])  # the vocabulary is saved beside the checkpoint
 
 
 @pytest.mark.exhaustive_from(1)
@@ -91,7 +91,7 @@ def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
 
 @pytest.mark.exhaustive
 def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
-  """Saved and measured, after the step of the last."""
+  """Saves and evaluates after the step of the last batch."""
   four = lambda: itertools.islice(random_batches(), 4)
   config = small(**{"eval.every": 100, "checkpoint.save_interval_steps": 100})
   rows = list(t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()))
@@ -117,7 +117,7 @@ def test_what_a_user_s_code_raises_is_raised_and_all_is_saved(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_user_s_code_knows_nothing_of_the_mesh(tmp_path):
-  """Nor the run of what it sets while it makes a batch."""
+  """A user's generator sees no mesh, and the JAX settings that it changes do not reach the run."""
   meshes_seen = []
 
   def on_its_own():
@@ -157,7 +157,7 @@ def test_a_function_that_gives_none_is_told(source, message):
 
 @pytest.mark.exhaustive
 def test_zero_may_be_a_token(tmp_path):
-  """Segment ids say where a text is; with a vocabulary that has it as a token they are asked for."""
+  """Segment ids mark the text, and are required when 0 is a token of the vocabulary."""
   config = loading.records(small("gpt2_small"))
   ids = np.array([[5, 0, 6, 7]])
   given = {"decoder_target_tokens": ids, "decoder_segment_ids": np.ones_like(ids)}
@@ -189,7 +189,7 @@ def test_no_more_batches_are_taken_than_steps_are_made(tmp_path):
 
 @pytest.mark.exhaustive
 def test_memory_may_be_written_again(tmp_path):
-  """A loader that has one array for all batches."""
+  """A loader may reuse one array for all batches."""
 
   def in_one_place():
     kept = {}
@@ -234,7 +234,7 @@ def test_neither_tensorflow_nor_seqio_is_asked(tmp_path):
 
 
 def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
-  """A function begins behind any batch; an iterator that has moved on is refused."""
+  """A function can restart after any batch; an iterator that has advanced is refused."""
   config = loading.records(small())
   mesh, _ = mesh_selection.make(config)
   ids = lambda batch: np.asarray(batch["decoder_target_tokens"]).tolist()
@@ -354,7 +354,7 @@ def test_what_is_no_batches_is_told_at_once(tmp_path, options, message):
 
 
 def test_held_out_batches_are_needed():
-  """And one of their targets counts, or a loss of 0 would be the best."""
+  """At least one held-out target must count, because a loss of 0 would be the best."""
   config = loading.records(small())
   nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
   for held, message in ([], "^eval_batches=.. is empty"), ([nothing], "^eval_batches: no target counts"):
@@ -371,7 +371,7 @@ HEADED = {
 
 
 def test_heads_are_asked_of_what_the_encoder_reads():
-  """Of a model with a decoder as well, whose batches have none of its features."""
+  """A model that also has a decoder takes batches without decoder features."""
   config = t2t.config("t5_1_1_small", SMALL | {"model.heads": HEADED["model.heads"], "train.loss": "heads"})
   names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
   good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
@@ -390,7 +390,7 @@ def test_heads_are_asked_of_what_the_encoder_reads():
   ],
 )
 def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):
-  """It would be right by chance, or another's."""
+  """Ids outside a table would otherwise pass silently as other ids."""
   config = loading.records(t2t.config("bert_base", SMALL | HEADED | {"stages": ()}))
   names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
   good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
@@ -401,7 +401,7 @@ def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):
 
 @pytest.mark.exhaustive
 def test_what_is_kept_names_no_other_data(text, tmp_path):
-  """A config's files are not what the model has read; whoever asks it says what its ids are."""
+  """The saved config has no data files, because the model did not read them; the caller gives the vocabulary."""
   config, run = small(**{"data.files": str(text)}), str(tmp_path / "run")
   t2t.train(config, run, batches=random_batches, eval_batches=held_out()).run()
   assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["files"] == ""

@@ -1,4 +1,4 @@
-"""Tasks of different features in one run: what one need not say is what the model would have been given anyway."""
+"""Tasks with different features in one run: missing features get the model's defaults."""
 
 import dataclasses
 
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def data(tmp_path):
-  """Text for masked LM, and pairs for translation LM: XLM's two objectives (Lample & Conneau 2019, section 3.5)."""
+  """Text for masked LM and sentence pairs for translation LM: XLM's two objectives (Lample & Conneau 2019, section
+  3.5).
+  """
   (tmp_path / "a.txt").write_text("\n".join(f"a {text}" for text in test_example_windows.TEXTS))
   pairs = [f"p {text[:20]}\tq {text[-20:]}\n" for text in test_example_windows.TEXTS]
   (tmp_path / "b.tsv").write_text("".join(pairs))
@@ -37,7 +39,7 @@ def data(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_masked_lm_and_translation_lm_are_mixed(monkeypatch, data, pack):
-  """Stopped after any step and gone on bit for bit; the plan has the features of the batches."""
+  """Resuming after any step is bit-exact; `recipe.batch` has the features of the batches."""
   monkeypatch.setattr(example_windows, "_EXAMPLES_OF_WINDOW", 8)
   monkeypatch.setattr(example_windows, "_MIXED_PACKED", 12)
   monkeypatch.setattr(example_windows, "_MIXED_ALONE", 12)
@@ -62,7 +64,7 @@ def test_masked_lm_and_translation_lm_are_mixed(monkeypatch, data, pack):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_what_is_filled_in_is_what_the_model_would_have_been_given(data, pack):
-  """The same rows, feature for feature; without packing with the positions that a model has anyway."""
+  """Rows are the same, feature for feature; without packing they also have the model's default positions."""
   alone = dataclasses.replace(
     data,
     sources={},
@@ -92,7 +94,7 @@ def test_what_is_filled_in_is_what_the_model_would_have_been_given(data, pack):
 
 
 def test_fragments_at_their_places_and_others(data):
-  """Targets that do not say where they stand begin at the first place."""
+  """Targets without explicit positions start at position 0."""
   tasks = [
     pipeline.load_task(dataclasses.replace(data, sources={}, files=data.sources["a"].files, objective=objective))
     for objective in ("mass_in_place", "mass")
@@ -105,7 +107,7 @@ def test_fragments_at_their_places_and_others(data):
 
 
 def test_what_does_not_follow_is_not_made_up(data):
-  """Tasks stay as they are, for whoever refuses them."""
+  """Tasks with features that cannot be derived stay unchanged; a later check refuses them."""
   of = lambda objective: pipeline.load_task(
     dataclasses.replace(data, sources={}, files=data.sources["a"].files, objective=objective)
   ).replace(name=objective)

@@ -1,4 +1,4 @@
-"""The benchmark of what pre-training is worth: its arms differ in nothing else; and what it makes of their curves."""
+"""Benchmark of pre-training: its arms differ only in their initial parameters, and a table summarizes their curves."""
 
 import json
 
@@ -19,7 +19,7 @@ def finetuning():
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-  """Docstrings that differ in a name alone."""
+  """Docstrings that differ only in a name."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
   folder = docs_corpus.folder()
   folder.mkdir(parents=True)
@@ -31,7 +31,7 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("task", ["docs_summary", "docs_match"])
 def test_arms_differ_in_their_parameters_alone(finetuning, task):
-  """Same model, same vocabulary, same steps, same order of the data."""
+  """Both arms have the same model, vocabulary, steps and data order."""
   source = str(trained.workdir("encoder_decoder"))
   make = lambda arm, seed=1: finetuning.run_config(task, source, arm, seed=seed, steps=32, overrides=list(_SHORT))
   started, scratch = (make(arm).to_dict() for arm in finetuning.ARMS)
@@ -44,7 +44,7 @@ def test_arms_differ_in_their_parameters_alone(finetuning, task):
 
 @pytest.mark.exhaustive
 def test_runs_and_goes_on(finetuning, installed, tmp_path, capsys):
-  """Two runs of a seed, a table and a picture; what is done is not done again, unless it was something else."""
+  """Writes a table and a plot of one seed per arm; a second call trains again only if the config changed."""
   out = tmp_path / "out"
   argv = ["--task=docs_match", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={out}", *_SHORT]
   finetuning.main([*argv, "--seeds=1", "--steps=2"])
@@ -65,7 +65,7 @@ def test_runs_and_goes_on(finetuning, installed, tmp_path, capsys):
 
 
 def test_table(finetuning):
-  """Mean and spread of the last and of the best, and how soon the loss from scratch is passed."""
+  """Shows mean and deviation of the last and the best value, and when the best loss from scratch is reached."""
   run = lambda *losses: {
     "loss": dict(zip((10, 20, 30), losses, strict=True)),
     "accuracy": {10: 50.0, 20: 70.0, 30: 60.0},
@@ -92,7 +92,7 @@ def test_table(finetuning):
   ],
 )
 def test_what_cannot_be_run(finetuning, tmp_path, argument, message):
-  """Before anything is trained."""
+  """Raises before anything is trained."""
   with pytest.raises(UserError, match=message):
     finetuning.main([argument, f"--workdir={tmp_path}/out"])
   assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Tasks of the installed documentation: their formats, and what a model could tell without reading both texts."""
+"""Tasks on the installed documentation: their formats, and labels that neither text alone reveals."""
 
 import collections
 import json
@@ -31,7 +31,7 @@ def document(name, package="a", rest="What follows is long enough to say what th
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-  """Forty docstrings of two packages, as the only documentation that is installed."""
+  """Installs forty docstrings of two packages per split, as the only documentation."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
   folder = docs_corpus.folder()
   folder.mkdir(parents=True)
@@ -50,7 +50,7 @@ def examples(task, split="train"):
 
 
 def test_first_sentence_and_the_rest():
-  """The example of the docstring, which says so itself."""
+  """Splits the example that the docstring of `docstrings.split` quotes."""
   assert docstrings.split(MONTH) == PARTS
   literal = docstrings.split.__doc__
   assert all(piece in literal for piece in (f'"{PARTS[0]}"', f'"{PARTS[1]}"'))
@@ -59,19 +59,19 @@ def test_first_sentence_and_the_rest():
 @pytest.mark.parametrize(
   "text",
   [
-    "Return it. No more than this.",  # next to nothing follows
+    "Return it. No more than this.",  # the rest is too short
     "Args: a number of days. The month is a number from 1 to 12, and the year has to be given, too.",
     "Return the days, e.g. Monday or Tuesday, and what else the calendar of this locale calls a day of the week",
     "return the number of days. The month is a number from 1 to 12, and the year has to be given since it matters.",
   ],
 )
 def test_no_summary(text):
-  """Lists of arguments, abbreviations and fragments are not taken for sentences."""
+  """Argument lists, abbreviations and fragments are not sentences."""
   assert docstrings.split(text) is None
 
 
 def test_literal_example_of_match():
-  """Each body with its own summary and with another's."""
+  """Each body is paired with its own summary and with the other one."""
   record = {"summary": "Adds.", "other": "Closes.", "body": "All terms are added.", "idx": 3}
   made = docstrings.match(tf.data.Dataset.from_tensors(record)).as_numpy_iterator()
   plain = [{name: x.decode() if isinstance(x, bytes) else int(x) for name, x in each.items()} for each in made]
@@ -82,7 +82,7 @@ def test_literal_example_of_match():
 
 
 def test_records_of_two_docstrings():
-  """Each has the other's summary, their order and numbers stay, and what has no second of its package is left out."""
+  """Each record has the other's summary; a document without a second one in its package is left out."""
   documents = [
     document("mass"),
     document("charge", package="b"),
@@ -98,7 +98,7 @@ def test_records_of_two_docstrings():
 
 
 def test_neither_text_alone_tells_the_label(installed):
-  """Each summary and each body has both labels as often, and a wrong summary is one of the same package."""
+  """Each summary and each body has both labels equally often; a wrong summary comes from the same package."""
   found = examples("docs_match")
   assert len(found) == 80 and sum(each["label"] for each in found) == 40
   labels, halves = collections.defaultdict(list), [[], []]
@@ -115,7 +115,7 @@ def test_neither_text_alone_tells_the_label(installed):
 
 
 def test_formats(installed):
-  """T5's prefixes, and the fields that evaluation needs."""
+  """Inputs have T5's prefixes, and examples have the fields that evaluation needs."""
   true, false = examples("docs_match")[:2]
   assert true["inputs_pretokenized"].decode().startswith("docs match summary: Return the value of train 10. body: What")
   assert [each["targets_pretokenized"] for each in (true, false)] == [b"True", b"False"]
@@ -129,7 +129,7 @@ def test_formats(installed):
 
 
 def test_which_package_it_is_of(installed):
-  """Its name is the answer, and the class has its number among all whose documentation is read."""
+  """The target is the package's name; the label is its index in `docs_corpus.NAMES`."""
   for each in examples("docs_package"):
     name = each["targets_pretokenized"].decode()
     assert docs_corpus.NAMES[each["label"]] == name and each["options"].tolist()[each["label"]].decode() == name
@@ -138,7 +138,7 @@ def test_which_package_it_is_of(installed):
 
 @pytest.mark.slow
 def test_splits_have_nothing_in_common(installed):
-  """Wrong summaries of held-out docstrings are held out as well."""
+  """Wrong summaries of held-out docstrings are also held out."""
   texts = {
     split: {each["inputs_pretokenized"] for each in examples("docs_match", split)} for split in ("train", "validation")
   }
@@ -147,7 +147,7 @@ def test_splits_have_nothing_in_common(installed):
 
 
 def test_shards_are_the_whole(installed):
-  """Any number of them, each record in one."""
+  """Each record is in exactly one of seven shards."""
   whole = docstrings.DocstringSource().num_input_examples("train")
   found = [
     int(each["idx"])
@@ -162,7 +162,7 @@ def test_shards_are_the_whole(installed):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("steps", [3, 30])
 def test_training_goes_on_where_it_was(installed, steps):
-  """A position within an epoch and after some is restored bit for bit, whatever the buffers held."""
+  """A position in the first epoch or after several is restored bit for bit, whatever the buffers contained."""
   data = DataConfig(
     mixture="docs_match", task_modules=("t2t.tasks.docs",), vocabulary="bytes", inputs_length=96, num_streams=2
   )
@@ -179,7 +179,7 @@ def test_training_goes_on_where_it_was(installed, steps):
 
 
 def test_answers_and_metrics(installed):
-  """A prediction is right if it is the target, and both tasks say what they are measured by."""
+  """A prediction is correct if it equals the target; both tasks define their metrics."""
   task = seqio.TaskRegistry.get("docs_match")
   example = examples("docs_match")[0]
   values = [task.postprocess_fn(text, example=example, is_target=False) for text in ("True", "False", "maybe")]

@@ -1,4 +1,4 @@
-"""Rows: a run that is stopped after any step goes on with the same data, whatever it is made of."""
+"""Rows: a run that stops after any step resumes with the same data, whatever the task."""
 
 import copy
 import dataclasses
@@ -24,7 +24,7 @@ TEXTS = [" ".join(f"word{(i * k) % 31}" for k in range(1, 9 + i % 23)) + f" {i}.
 
 @pytest.fixture(autouse=True)
 def small(tmp_path, monkeypatch):
-  """Windows of a few examples, so that a few steps see many of them, and several epochs."""
+  """Windows of a few examples, so that a few steps cover many windows and several epochs."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
   monkeypatch.setattr(example_windows, "_EXAMPLES_OF_WINDOW", 8)
   monkeypatch.setattr(example_windows, "_MIXED_PACKED", 12)
@@ -60,7 +60,9 @@ def assert_same(left, right):
 
 
 def assert_stopping_changes_nothing(iterator, *, steps=STEPS, every=1):
-  """Restored after every so many steps, from a position that was itself saved after one was restored."""
+  """Restores after every `every` steps, from a position that was itself saved after a restore. Returns the
+  uninterrupted batches.
+  """
   whole = take(iterator, steps)
   iterator.restore(BEGINNING(iterator), step=0)
   state, stopped = iterator.state(), []
@@ -77,7 +79,7 @@ def _bytes(found):
 
 
 def BEGINNING(iterator):
-  """The state of an iterator that has not begun."""
+  """Returns the state of an iterator at its beginning."""
   fresh = example_windows.beginning(iterator._plan)
   now = iterator._positions
   iterator._positions = dict.fromkeys(now, fresh)
@@ -102,13 +104,15 @@ OBJECTIVES = {
 def test_stopped_after_every_step(files, objective, pack):
   data = dataclasses.replace(files, objective=objective, pack=pack)
   whole = assert_stopping_changes_nothing(batches(data, OBJECTIVES[objective]))
-  if objective != "causal_lm":  # which has no noise
+  if objective != "causal_lm":  # causal_lm has no noise
     kept = np.concatenate([batch["encoder_input_tokens"] for batch in whole])
     assert len(np.unique(kept, axis=0)) > 0.9 * len(kept)  # windows and epochs do not repeat each other's noise
 
 
 def test_the_order_is_the_same_on_every_machine(files):
-  """Drawn from numbers alone, of which a task's name is one: Python's own hash differs from process to process."""
+  """The order depends only on numbers and a checksum of the task's name, because Python's hash differs between
+  processes.
+  """
   plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=7)
   (source,) = example_windows.sources_of(plan, 2)
   assert source.order(1).seed == (7, 1, 104153177)  # zlib.crc32(b"files")
@@ -125,7 +129,7 @@ def records(split, shuffle_files=False, seed=None, *, number):
 
 @pytest.fixture
 def register():
-  """Registers tasks of questions and answers, and takes them back."""
+  """Registers question-answer tasks, and removes them after the test."""
   names = []
 
   def add(name, *steps, number=0):
@@ -147,7 +151,7 @@ def register():
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_mixture_stopped_after_every_step(register, pack):
-  """Which task comes next is drawn from the example's number; each is drawn as often as its rate says."""
+  """The example number selects the task, in proportion to the rates."""
   names = [register(f"rows_{number}", number=number) for number in range(3)]
   seqio.MixtureRegistry.add("rows_mixture", list(zip(names, (1, 2, 5), strict=True)))
   data = DataConfig(
@@ -162,7 +166,7 @@ def test_a_mixture_stopped_after_every_step(register, pack):
     shares = np.bincount(first - (ord("0") + 3), minlength=3) / len(first)
     np.testing.assert_allclose(shares, [0.125, 0.25, 0.625], atol=0.16)
     streams = np.stack([batch["encoder_input_tokens"][:, 0].reshape(2, -1) for batch in whole])
-    assert np.any(streams[:, 0] != streams[:, 1])  # each draws for itself
+    assert np.any(streams[:, 0] != streams[:, 1])  # streams sample independently
 
 
 def test_a_task_stopped_after_every_step(register):
@@ -208,7 +212,7 @@ def test_a_preprocessor_that_draws_from_its_seeds_passes(register):
     mixture=register("rows_stateless", drawn_from_seeds), eval_split="train", vocabulary="bytes", targets_length=16
   )
   validation.check(data, batch_size=8, model_vocab_size=384)
-  found = take(batches(data, num_streams=2), 30)  # several epochs: each draws its own numbers
+  found = take(batches(data, num_streams=2), 30)  # several epochs, each with other random numbers
   kept = np.concatenate([batch["encoder_input_tokens"] for batch in found])
   assert len(np.unique(kept, axis=0)) > 0.9 * len(kept)
 
@@ -225,7 +229,7 @@ def named_at_random(dataset):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("step", [rarely_dropped, named_at_random])
 def test_draws_that_a_few_records_hardly_show_are_found(register, step):
-  """An operation that draws is seen in the graph; what is drawn while it is built, by building it twice."""
+  """Random operations are found in the graph; randomness at build time is found by building the graph twice."""
   data = DataConfig(mixture=register("rows_hidden", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_hidden: its preprocessor .*{step.__name__} returns different results"):
     validation.check(data, batch_size=8, model_vocab_size=384)
@@ -255,7 +259,7 @@ def test_a_source_that_shuffles_by_itself_is_named(register):
 
 
 class OtherFiles(sources.FileSource):
-  """A user's source of files."""
+  """A user's file source."""
 
 
 class OtherVocabulary(seqio.ByteVocabulary):
@@ -284,7 +288,7 @@ def closed_over(function):
   ],
 )
 def test_code_of_a_user_is_looked_at_wherever_it_is_held(files, change):
-  """A task of t2t's own code is not built twice; one with any other is."""
+  """A task is built twice only if it holds code from outside t2t."""
   task = pipeline.load_task(files)
   assert not determinism._has_user_code(task)
   assert determinism._has_user_code(task.replace(**change(task)))
@@ -297,7 +301,7 @@ def copied(source, kind):
 
 
 def test_streams_draw_noise_of_their_own(files):
-  """Held-out rows of different streams are not masked at the same places."""
+  """Held-out rows of different streams are masked at different positions."""
   data = dataclasses.replace(files, eval_files=files.files)
   (batch, *_) = pipeline.eval_rows(data, "encoder_decoder", batch_size=8, max_batches=1)
   places = {tuple(np.flatnonzero(row >= 259)) for row in batch["encoder_input_tokens"]}
@@ -306,7 +310,7 @@ def test_streams_draw_noise_of_their_own(files):
 
 @pytest.mark.exhaustive
 def test_more_streams_than_records(files, tmp_path):
-  """A stream without a record of its own reads all of them, in its own order."""
+  """Streams without records read all records, each in its own order."""
   (tmp_path / "few.txt").write_text("\n".join(TEXTS[:3]))
   data = dataclasses.replace(files, files=str(tmp_path / "few.txt"), eval_files=files.files, num_streams=8)
   assert_stopping_changes_nothing(batches(data), steps=4)
@@ -314,7 +318,7 @@ def test_more_streams_than_records(files, tmp_path):
 
 @pytest.mark.exhaustive
 def test_what_is_held_out_ends_where_a_task_is_never_drawn(register):
-  """A rate of 0 leaves a task out; that its examples are never all read is nothing to wait for."""
+  """A rate of 0 excludes a task, so evaluation does not wait for the end of its examples."""
   names = [register(f"rows_{number}", number=number) for number in range(2)]
   seqio.MixtureRegistry.add("rows_one_of_two", list(zip(names, (0, 1), strict=True)))
   data = DataConfig(mixture="rows_one_of_two", eval_split="train", vocabulary="bytes", inputs_length=64, num_streams=1)
@@ -350,7 +354,7 @@ def test_a_position_is_a_few_integers(files):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_border_of_a_window_costs_next_to_nothing(files, tmp_path, monkeypatch, pack):
-  """Windows of the usual size make less than 0.1 % more rows of the same text than one without a border."""
+  """Windows of the usual size make less than 0.1 % more rows than a single window of the same text."""
   (tmp_path / "long.txt").write_text("\n".join(TEXTS * 60))
   data = dataclasses.replace(files, eval_files=str(tmp_path / "long.txt"), objective="causal_lm", pack=pack)
   plan = pipeline.plan(data, "decoder_only", pipeline.load_task(data), train=False, seed=0)
@@ -368,7 +372,7 @@ def test_the_border_of_a_window_costs_next_to_nothing(files, tmp_path, monkeypat
 
 @pytest.mark.exhaustive
 def test_an_older_position_starts_at_the_same_part_of_the_epoch(files, capfd):
-  """Its bytes mean nothing here; the number of examples that had been taken does."""
+  """The bytes of an old position are ignored; the step gives the number of examples that were taken."""
   iterator = batches(files)
   old = {name: b"1 2\n{}whatever it was" for name in iterator.stream_names}
   places = []
@@ -382,7 +386,7 @@ def test_an_older_position_starts_at_the_same_part_of_the_epoch(files, capfd):
 
 @pytest.mark.exhaustive
 def test_streams_shared_by_hosts_are_the_same(files):
-  """More hosts than streams: each makes the whole of its stream, the first of them saves its position."""
+  """With more hosts than streams, each host makes its whole stream, and a stream's first host saves the position."""
   plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=1)
   make = functools.partial(
     example_windows.of_streams,
@@ -397,5 +401,5 @@ def test_streams_shared_by_hosts_are_the_same(files):
 
 
 def test_objectives_have_a_row_each():
-  """The objectives that are stopped above are those of the table's kinds."""
+  """The objectives tested above are entries of the objective table."""
   assert set(OBJECTIVES) <= set(objectives.OBJECTIVES)

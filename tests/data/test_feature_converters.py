@@ -1,4 +1,4 @@
-"""Which of a task's features become which of a model's, as literal arrays."""
+"""Conversion of task features to model features, as literal arrays."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from t2t.data import feature_converters
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves; 1 is EOS, 9 the mask and 7 the separator."""
+  """Pass-through ids: 1 is EOS, 9 the mask and 7 the separator."""
 
   mask_id, sep_id, cls_id = 9, 7, None
 
@@ -28,7 +28,7 @@ class Vocabulary(seqio.PassThroughVocabulary):
 
 
 ZERO_PADS = Vocabulary()
-# As GPT-2's: 0 is a token like others, EOS pads and begins.
+# Like GPT-2's vocabulary: 0 is an ordinary token, and EOS serves as padding and BOS.
 ZERO_IS_TEXT = Vocabulary(pad_id=1, bos_id=1)
 
 
@@ -44,7 +44,7 @@ def convert(examples, architecture, *, inputs_length=8, targets_length=6, vocabu
 
 
 def test_encoder_decoder_features_are_seqios():
-  """Where 0 pads nothing is done but what seqio does."""
+  """A vocabulary that pads with 0 gives the same features as seqio's converter."""
   assert convert([{"inputs": [3, 4, 1], "targets": [5, 1]}], "encoder_decoder", inputs_length=4, targets_length=3) == [
     {
       "encoder_input_tokens": [3, 4, 1, 0],
@@ -56,14 +56,14 @@ def test_encoder_decoder_features_are_seqios():
 
 
 def test_an_encoder_without_inputs_reads_one_token():
-  """A language model as an encoder-decoder: the inputs are EOS."""
+  """A language model that runs as an encoder-decoder has EOS as its inputs."""
   found = convert([{"targets": [5, 6, 1]}], "encoder_decoder", inputs_length=3)
   assert found[0]["encoder_input_tokens"] == [1, 0, 0]
   assert found[0]["decoder_target_tokens"] == [5, 6, 1, 0, 0, 0]
 
 
 def test_a_decoder_takes_targets_alone():
-  """A causal language model."""
+  """Features of a causal language model."""
   assert convert([{"targets": [5, 6, 1]}], "decoder_only", targets_length=4) == [
     {
       "decoder_target_tokens": [5, 6, 1, 0],
@@ -74,7 +74,7 @@ def test_a_decoder_takes_targets_alone():
 
 
 def test_a_decoder_takes_inputs_before_targets():
-  """The loss is on targets; the prefix has what starts the sequence and the inputs."""
+  """Only targets have a loss; the prefix consists of the start token and the inputs."""
   assert convert([{"inputs": [3, 4], "targets": [5, 1]}], "decoder_only", inputs_length=3, targets_length=3) == [
     {
       "decoder_target_tokens": [3, 4, 5, 1, 0, 0],
@@ -87,7 +87,7 @@ def test_a_decoder_takes_inputs_before_targets():
 
 @pytest.mark.slow
 def test_a_token_0_is_no_padding():
-  """Where 0 stands for text it has a loss and a segment, packed or not; the vocabulary's own id pads and begins."""
+  """A token 0 has a loss and a segment, packed or not; padding and BOS are the vocabulary's own ids."""
   examples = [{"targets": [0, 5, 0]}, {"targets": [0, 6]}]
   assert convert(examples, "decoder_only", targets_length=4, vocabulary=ZERO_IS_TEXT) == [
     {
@@ -117,7 +117,7 @@ def test_a_token_0_is_no_padding():
 
 @pytest.mark.slow
 def test_an_encoder_takes_weights_from_the_task():
-  """Loss where the task says so, also where the token is not the mask; a weight of 0 is no padding."""
+  """Loss weights come from the task, even at tokens other than the mask; a weight of 0 is not padding."""
   examples = [
     {"inputs": [8, 9, 4, 1], "targets": [8, 7, 4, 1], "loss_weights": [0, 1, 0, 0]},
     {"inputs": [8, 5, 1], "targets": [8, 3, 1], "loss_weights": [0, 1, 0]},
@@ -138,13 +138,13 @@ def test_an_encoder_takes_weights_from_the_task():
 
 
 def test_an_encoder_without_weights_has_loss_where_the_mask_is():
-  """seqio's convention, for tasks that were made elsewhere."""
+  """Tasks without weights follow seqio's convention."""
   found = convert([{"inputs": [8, 9, 9, 1], "targets": [8, 3, 4, 1]}], "encoder_only", inputs_length=5)[0]
   assert found["encoder_loss_weights"] == [0, 1, 1, 0, 0]
 
 
 def test_token_types():
-  """BERT's: the first part with its separator, then the rest."""
+  """Type 0 covers BERT's first part with its separator, and type 1 covers the rest."""
   cls, a, b, sep, c = 2, 5, 6, 7, 8
   tokens = tf.constant([cls, a, b, sep, c, sep])
   np.testing.assert_array_equal(feature_converters.token_types(tokens, sep), [0, 0, 0, 0, 1, 1])
@@ -152,7 +152,7 @@ def test_token_types():
 
 
 def test_lengths_of_the_model():
-  """A decoder alone has inputs and targets in one sequence; an encoder alone has its inputs."""
+  """A decoder-only model puts inputs and targets in one sequence; an encoder-only model has only its inputs."""
 
   def lengths(architecture, *features):
     found = feature_converters.feature_lengths(architecture, features, inputs_length=8, targets_length=6)
@@ -165,6 +165,6 @@ def test_lengths_of_the_model():
 
 
 def test_an_unknown_architecture_is_refused():
-  """The message lists those there are."""
+  """The message lists the known architectures."""
   with pytest.raises(UserError, match="encoder_decoder, decoder_only, encoder_only"):
     feature_converters.feature_lengths("encoder", ("targets",), inputs_length=8, targets_length=6)

@@ -1,4 +1,4 @@
-"""A run that goes on knows which of its files are not what they were."""
+"""Resumed runs detect which of their data files have changed."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def changed(before: file_fingerprints.Contents, folder: pathlib.Path) -> list[st
 
 
 def test_each_change_has_its_words(tmp_path, monkeypatch):
-  """Added, removed, longer, and altered at the ends or in the middle; not: touched, or in another folder."""
+  """Reports files that are added, removed, longer, or altered at the ends or in the middle. Touched and moved files
+  count as unchanged.
+  """
   monkeypatch.setattr(file_fingerprints, "_MOST", 3 * 100)
   for name in ("a.txt", "b.txt"):
     (tmp_path / name).write_bytes(bytes(range(97, 107)) * 100)
@@ -50,7 +52,7 @@ def test_each_change_has_its_words(tmp_path, monkeypatch):
 
 
 def test_little_is_read_of_much(tmp_path, monkeypatch):
-  """Of a large file its ends and its middle, of many files less of each: never more than the bound."""
+  """Large files are sampled at both ends and the middle, and many files with less of each, within one total bound."""
   monkeypatch.setattr(file_fingerprints, "_BYTES", 2**16)
   for number in range(4):
     with (tmp_path / f"{number}.txt").open("wb") as file:
@@ -61,7 +63,7 @@ def test_little_is_read_of_much(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
-  """The message names the file and the key; a checkpoint that does not say what its files hold goes on as before."""
+  """The error names the file and the key; a checkpoint without fingerprints resumes as before."""
   for name in ("a.txt", "b.txt"):
     test_file_sources.write(tmp_path, name, TEXTS)
   iterator = test_bad_records.batches(tmp_path, "*.txt")
@@ -108,7 +110,7 @@ def test_a_key_that_only_one_of_them_has_is_told_as_such(tmp_path):
 
 @pytest.mark.slow
 def test_each_host_compares_its_own_files(tmp_path, capfd):
-  """On disks of their own, also when there are more hosts than before; what other disks hold is no matter."""
+  """Hosts have separate disks, and files on other disks do not matter, even with more hosts than before."""
   for host in ("first", "second"):
     (tmp_path / host).mkdir()
     for name in ("a.txt", "b.txt"):
@@ -144,14 +146,14 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
   assert "config.data.files have changed since the checkpoint: their content, on this host" in capfd.readouterr().err
   copied = {name: {"each": 2**20, "sorts": ["crc32c"], "digest": "0"} for name in ("config.data.files",)}
   moved = {name: json.dumps(json.loads(x) | {"digests": copied}).encode() for name, x in state.items()}
-  iterator("second", 3).restore(moved, step=0)  # a bucket's checksums tell nothing of what a disk holds
+  iterator("second", 3).restore(moved, step=0)  # a bucket's checksums cannot be compared with a disk's
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("key", ["eval_files", "folders.superglue"])
 def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, capfd):
-  """A run goes on with it as it was, and else where it may; losses before and after would not be of the same text."""
+  """Changed held-out or benchmark files are refused unless allowed, because losses would come from different texts."""
   for name in ("a.txt", "held_out.txt"):
     test_file_sources.write(tmp_path, name, TEXTS)
   (tmp_path / "CB").mkdir()
@@ -199,7 +201,7 @@ seqio.TaskRegistry.add(
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", ["train.txt", "validation.txt"])
 def test_files_of_a_task_of_ones_own_count_as_well(changes, tmp_path):
-  """Those of both splits, by the name of the task."""
+  """Files of both splits are compared, under the task's name."""
   (tmp_path / "own.py").write_text(OWN_TASK.replace("FOLDER", str(tmp_path)).replace("NAME", changes[:-4]))
   for name in ("train.txt", "validation.txt"):
     (tmp_path / name).write_text("".join(f"line {i}\n" for i in range(20)))
@@ -222,7 +224,7 @@ def test_files_of_a_task_of_ones_own_count_as_well(changes, tmp_path):
 
 @pytest.mark.slow
 def test_files_of_tasks_that_are_evaluated_count_while_they_are(tmp_path):
-  """Of what is held out alone; a run may go on with other config.eval.tasks."""
+  """Only held-out files of evaluated tasks are compared; a run may resume with other config.eval.tasks."""
   row = {"premise": "It rains.", "hypothesis": "It is wet.", "label": "entailment"}
   for folder in ("CB", "RTE"):
     (tmp_path / folder).mkdir()

@@ -53,7 +53,7 @@ def sentences(label=lambda i: ("bad", "good")[i % 2]):
 
 
 def test_a_table_is_not_written_over_another_file():
-  """Neither over the input; a table that `t2t infer` made is gone on with."""
+  """Refuses to overwrite the input; resumes a table that `t2t infer` wrote."""
   given, other = tsv("given.tsv", "text", [("a",)]), tsv("other.tsv", "text", [("b",)])
   with pytest.raises(UserError, match="--output given.tsv: is also the input"):
     table_output.check(given, given)
@@ -65,7 +65,7 @@ def test_a_table_is_not_written_over_another_file():
 
 
 def test_a_list_of_objects_is_an_input():
-  """Its rows are those of the same objects as CSV; an object that is none is named by its row."""
+  """A JSON list gives the same rows as CSV; the error for an invalid object names its row."""
   rows = [{"text": f"t {i}", "id": str(i)} for i in range(3)]
   pathlib.Path("in.json").write_text(json.dumps(rows, indent=1))
   pathlib.Path("in.csv").write_text("text,id\n" + "".join(f"t {i},{i}\n" for i in range(3)))
@@ -208,7 +208,7 @@ def test_labels_that_look_alike_are_refused(label, alike):
 
 
 def test_tags_of_single_words_are_refused():
-  """A row for each word would make classes of words without their sentence; listed, they are classes."""
+  """Refuses one tag per row, which gives classes of words without their sentence, unless the labels are listed."""
   files = tsv("train.tsv", "word tag", [(f"w{i}", "OOB"[i % 3].replace("B", "B-PER")) for i in ROWS])
   with pytest.raises(UserError, match="a tag for each row, and column 'word' one word"):
     find(files)
@@ -225,7 +225,7 @@ def test_a_column_is_named_once(columns):
 
 
 def test_what_a_number_or_a_text_cannot_be_measured_by_is_told():
-  """One number in all rows; texts without a word that ROUGE reads."""
+  """Notes report a number that is equal in all rows, and texts without a word that ROUGE reads."""
   constant = load(tsv("a.tsv", "text score", sentences(lambda i: 0.5)))
   assert "warning: the number is 0.5 in all" in constant.notes[0]
   rows = [(f"текст {chr(1072 + i % 32)}{i}", "резюме" if i % 2 else "a résumé 2") for i in ROWS]
@@ -234,7 +234,7 @@ def test_what_a_number_or_a_text_cannot_be_measured_by_is_told():
 
 
 def test_what_comes_behind_a_json_list_is_refused():
-  """Two lists in a file, as `cat` makes them: the second would be lost."""
+  """Two concatenated lists (from `cat`) are refused, because the second would be lost."""
   one = json.dumps([{"text": f"t {i}", "label": i % 2} for i in ROWS])
   pathlib.Path("train.json").write_text(f"{one}\n")
   assert find("train.json").classes == ("0", "1")
@@ -341,7 +341,7 @@ class _Sequence:
 
 
 class _Dataset:
-  """A fake of what is used of `datasets.Dataset`: features, column_names and iteration."""
+  """Fake with the parts of `datasets.Dataset` that are used: features, column_names and iteration."""
 
   def __init__(self, rows, features):
     self._rows, self.features, self.column_names = rows, features, list(rows[0])
@@ -442,7 +442,7 @@ def test_a_specification_from_another_machine_is_checked(saved, message):
 
 
 def test_lengths_and_classes_count_tokens_as_training_reads_them(capsys):
-  """Letters of control tokens are many tokens as text, and one as controls."""
+  """A control token is many tokens when it is read as text, and a single token otherwise."""
   name = "<extra_id_10> <extra_id_11>"
   files = tsv("a.tsv", "text label", [(f"t {i} {name}", f"{name} {'ab'[i % 2]}") for i in ROWS])
   path = test_control_tokens.bpe_with_bytes(pathlib.Path())
@@ -508,13 +508,13 @@ def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
   for row, answer in zip(found, answers, strict=True):
     assert float(row["probability"]) == answer["probabilities"][answer["prediction"]]
   assert model.classify([row["sound"] for row in found]) == answers
-  if architecture != "encoder_only":  # which reads no prefix
+  if architecture != "encoder_only":  # an encoder reads no prefix
     assert model.classify([f"sound: {row['sound']}" for row in found]) == answers
 
   if architecture == "encoder_only":
     assert "`t2t convert --to hf` will refuse this model" in " ".join(said_at_start.split())
     return
-  # The folder for transformers has the columns, the classes and the prefix, too.
+  # The exported folder for transformers also has the columns, the classes and the prefix.
   model.save_pretrained("exported")
   again = t2t.load("exported").classify([{"sound": row["sound"]} for row in found])
   assert [row["prediction"] for row in again] == [row["prediction"] for row in found]
@@ -527,7 +527,9 @@ def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
 
 @pytest.mark.parametrize(("data", "how"), [({}, "none"), ({"special_tokens": True}, "all")])
 def test_letters_of_control_tokens_are_read_as_in_training(data, how, monkeypatch):
-  """Of a table's model that writes or ranks; of others blanks are read, and the option goes before."""
+  """Table models that generate or rank read control tokens as in training; other models read blanks. The option
+  overrides both.
+  """
   seen = []
   encode = vocabularies.encode_text
   spy = lambda vocabulary, text, *, special_tokens: seen.append(special_tokens) or encode(vocabulary, text)
@@ -600,7 +602,7 @@ def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
   found = [json.loads(line) for line in pathlib.Path("out.jsonl").read_text().splitlines()]
   for number, answer in enumerate(found):
     assert row(number).items() <= answer.items() and fields <= set(answer)
-  if "tags" not in row(0):  # which are written, and a page asks for texts
+  if "tags" not in row(0):  # tags are generated from words, and the page takes text
     asker = test_served_commands.service("run")
     columns = {name: x for name, x in row(0).items() if name not in ("score", "label")}
     assert list(asker.generate(asker.parse(json.dumps(columns).encode())))[-1]["prediction"] == found[0]["prediction"]

@@ -1,4 +1,4 @@
-"""Before training: tasks that make no example, and what is cut, unanswered, unknown or of one class is said."""
+"""Checks before training: tasks without examples are refused; cut, unanswered and unknown examples are reported."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def reviews(split, shuffle_files=False, seed=None, *, number, label):
 
 @pytest.fixture
 def register():
-  """Registers tasks of classes, and takes them back; mixtures, too."""
+  """Registers classification tasks and mixtures, and removes them after the test."""
   names = []
 
   def add(name, *steps, number=40, label=lambda i: i % 2, metrics=(task_metrics.accuracy,), source=None):
@@ -74,7 +74,7 @@ def register():
 
 
 def nothing_of(*splits):
-  """A step that leaves no record of these splits."""
+  """Returns a preprocessor that drops all records of these splits."""
   begins = "|".join(splits)
   return lambda dataset: dataset.filter(lambda x: ~tf.strings.regex_full_match(x["text"], f"({begins}) .*"))
 
@@ -88,7 +88,7 @@ def check(data, **options):
   return validation.check(data, **{"batch_size": 8, "model_vocab_size": 384, **options})
 
 
-# ---- Tasks that make nothing -----------------------------------------------------------------------------------------
+# ---- Tasks without examples ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_task_without_training_examples_is_refused(register):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("number", [3, 5_000])
 def test_as_few_records_are_read_as_are_enough(register, monkeypatch, number):
-  """However many there are; streams that begin without the check stop, too."""
+  """The number of records read is bounded; streams that start without the check stop, too."""
   monkeypatch.setattr(bad_records, "MOST_UNUSED", 1_000)
   name = register("empty_both", nothing_of("train", "validation"), number=number)
   with pytest.raises(UserError, match="empty_both: split 'train' has no example") as raised:
@@ -139,7 +139,7 @@ def test_held_out_examples_that_are_lacking_are_named(register, capfd):
 
 @pytest.mark.slow
 def test_a_stream_whose_share_makes_nothing_reads_the_other_shares(register, small):
-  """Every second record is filtered, which are one stream's: that stream goes on with all, also after it is resumed."""
+  """A stream with only filtered records in its share reads all shares, also after a resume."""
   odd = lambda dataset: dataset.filter(lambda x: tf.strings.regex_full_match(x["text"], ".*[13579]"))
   name = register("odd_numbers", odd, number=60)
   data = data_of(name)
@@ -151,7 +151,7 @@ def test_a_stream_whose_share_makes_nothing_reads_the_other_shares(register, sma
 
 
 class _Shards:
-  """Twelve shards of one record each, which is a window."""
+  """Twelve shards of one record each; each shard is a window."""
 
   num_columns = 1
 
@@ -173,7 +173,7 @@ def shards_of(name, *, num_streams, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_example_in_an_epoch_is_enough(register, seed):
-  """Wherever the order of an epoch has it: at the beginning of one and at the end of the next."""
+  """The example may be anywhere in an epoch: at the beginning of one and at the end of the next."""
   source = shards_of(register("a_twelfth"), num_streams=1, seed=seed)
   read = []
   for window in itertools.islice(source.windows(0, shard_order.WindowPosition()), 600):
@@ -189,7 +189,7 @@ def test_shares_without_an_example_end(register):
   assert len(list(itertools.islice(source.windows(0, shard_order.WindowPosition()), 600))) <= 2 * (6 + 12 + 2 * 4)
 
 
-# ---- What is said of the first ---------------------------------------------------------------------------------------
+# ---- Notes on the first examples -------------------------------------------------------------------------------------
 
 
 def counts(data, architecture="encoder_decoder", heads=()):
@@ -199,7 +199,7 @@ def counts(data, architecture="encoder_decoder", heads=()):
 
 
 def test_cut_texts_are_counted(register):
-  """In bytes "certainly" and EOS are 10; inputs 25 and 26."""
+  """Lengths in bytes: the label `certainly` with EOS has 10, and inputs have 25 or 26."""
   data = data_of(register("cut", number=100), inputs_length=25, targets_length=9)
   found = counts(data)
   assert (found.examples, found.complete, found.cut) == (100, True, {"inputs": 90, "targets": 50})
@@ -220,7 +220,7 @@ def test_a_class_that_would_be_cut_is_refused(register):
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 def test_a_preview_counts_what_is_cut(register, architecture):
-  """Also of a mixture, and of texts that the task itself has cut."""
+  """Truncation is also counted for a mixture, and for texts that the task itself cuts."""
   register.mix("cut_mixture", {register("cut_preview"): 1.0})
   for name in ("cut_preview", "cut_mixture"):
     data = data_of(name, targets_length=9)
@@ -238,7 +238,7 @@ HEADS = head_examples.needs.HeadConfig("unanswered", 2, "class", LABELS, reads="
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 @pytest.mark.parametrize("every", [20, 3])
 def test_examples_without_an_answer_are_counted(register, heads, every):
-  """Few are told of, many refused; training leaves them out, whether a head answers or the answer is written."""
+  """Few unanswered examples are reported, many are refused; training leaves them out, with or without a head."""
   register("unanswered", number=120, label=lambda i: -1 if i % every == 0 else i % 2)
   data = data_of("unanswered")
   architecture = "encoder_only" if heads else "encoder_decoder"
@@ -313,7 +313,7 @@ def test_pairs_of_sentences_need_two_documents(small, tmp_path, objective):
 
 
 def test_heads_follow_from_the_examples_of_a_task(register):
-  """A task that measures nothing is learnt by a head all the same; one of text that has no question is none."""
+  """A task without metrics is still learned by a head."""
   config = records(load_config("tiny_bert"))
   name = register("unmeasured", metrics=())
   run = train_data.resolved(config.with_(data={"mixture": name, "vocabulary": "bytes", "eval_split": "validation"}))
@@ -321,7 +321,7 @@ def test_heads_follow_from_the_examples_of_a_task(register):
   assert [(head.kind, head.labels) for head in run.model.heads] == [("class", LABELS)]
 
 
-# ---- Sources of a user's own -----------------------------------------------------------------------------------------
+# ---- A user's own sources --------------------------------------------------------------------------------------------
 
 
 def fails(split, shuffle_files=False, seed=None):
@@ -364,7 +364,7 @@ def _in_tensorflow(features):
 )
 @pytest.mark.parametrize("mixed", [False, True])
 def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):
-  """One line, without TensorFlow's words on its own graph; also of a record that training comes to."""
+  """The error is one line, without TensorFlow's text on its graph."""
   name = register("own_step", lambda dataset: dataset.map(step))
   name = register.mix("own_mix", {name: 1.0, register("other"): 1.0}) if mixed else name
   with pytest.raises(UserError, match="^own_step: its source or a preprocessor fails: .*" + reason) as raised:
@@ -375,7 +375,7 @@ def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 def test_labels_that_count_from_1_are_refused(register, heads):
-  """The last one is no label that is not given."""
+  """The largest label is out of range, and does not count as a missing label."""
   name = register("unanswered", label=lambda i: 1 + i % 2)
   with pytest.raises(
     UserError, match="unanswered: .*(must be below the number of classes|the label 2, but there are 2)"
@@ -396,7 +396,7 @@ def test_a_data_set_that_is_not_there_names_its_task(register):
 
 
 def test_the_vocabulary_decides_what_is_unknown():
-  """An id that ends texts is no text that is lacking."""
+  """An EOS id is not the unknown id."""
   assert first_examples._unknown_id(vocabularies.load("bytes", extra_ids=0)) in (-1, 2)
 
 
@@ -426,7 +426,7 @@ def test_a_slice_that_is_none_is_refused(split):
 
 @pytest.fixture
 def released_cb(tmp_path):
-  """CB as released, 40 records to train on."""
+  """SuperGLUE's CB as released, with 40 training records."""
   (tmp_path / "CB").mkdir()
   labels = ("entailment", "contradiction", "neutral")
   line = lambda i: json.dumps({"premise": f"p{i}", "hypothesis": f"h{i}", "label": labels[i % 3], "idx": i})
@@ -463,7 +463,7 @@ def test_released_files_are_read_in_slices(released_cb):
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("objective", ["mass", "mass_in_place", "token_masking", "bert_style", "masked_lm"])
 def test_all_of_a_text_may_be_noise(small, tmp_path, objective):
-  """Then a model predicts all of it; spans of noise need text between them."""
+  """A noise density of 1 makes the model predict the whole text; noise spans need text between them."""
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghi"]))
   data = files_of(tmp_path, *[" ".join("abcdefghi"[i % 5 :]) for i in range(9)], objective=objective, noise_density=1.0)
   data = dataclasses.replace(data, vocabulary=f"{tmp_path}/vocab.txt")

@@ -1,11 +1,11 @@
-"""What a report shows of the rows that a model is given."""
+"""Preview of the rows that a model receives."""
 
 import numpy as np
 
 from t2t.data import vocabularies
 from t2t.data.preview import first_rows
 
-BYTES = vocabularies.load("bytes", extra_ids=4)  # ids of bytes are 3 more; sentinels count down from the last
+BYTES = vocabularies.load("bytes", extra_ids=4)  # byte ids are offset by 3; sentinels count down from the last id
 LAST = BYTES.vocab_size - 1
 
 
@@ -18,7 +18,7 @@ def padded(*rows, length=8):
 
 
 def test_pieces_are_named_and_counted():
-  """What the encoder reads, what is to be written, what of it counts, and how much is padding, of rows with text."""
+  """Shows encoder inputs, targets, which targets have a loss, and the padding, for rows with text."""
   batch = {
     "encoder_input_tokens": padded([*ids("ab"), LAST, 1], []),
     "decoder_input_tokens": padded([0, LAST, *ids("c")], []),
@@ -34,7 +34,7 @@ def test_pieces_are_named_and_counted():
 
 
 def test_packed_rows_have_borders_and_long_ones_are_cut():
-  """Nothing that a page or a terminal would act upon is in a piece."""
+  """Control characters are escaped, so that a page or a terminal does not act on them."""
   batch = {
     "encoder_input_tokens": padded([*ids("ab\n"), 1, *ids("cde")]),
     "encoder_target_tokens": padded([*ids("xb\n"), 1, *ids("cde")]),

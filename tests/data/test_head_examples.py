@@ -1,4 +1,4 @@
-"""Tasks as models with heads read them: how texts are framed, what is asked, and what cannot be."""
+"""Examples for models with heads: framing of texts, questions for heads, and tasks that no head can answer."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def framed(texts, around=BERT, length=100):
 
 
 def test_framed_texts():
-  """As BERT and RoBERTa are; the separator behind a text belongs to it."""
+  """Frames texts like BERT and RoBERTa; the separator after a text belongs to that text."""
   assert framed([[7, 8], [9]]) == ([101, 7, 8, 102, 9, 102], [0, 0, 0, 0, 1, 1])
   assert framed([[7, 8], [9]], ROBERTA) == ([0, 7, 8, 2, 2, 9, 2], [0, 0, 0, 0, 0, 1, 1])
   assert framed([[7], [8], [9]])[0] == [101, 7, 102, 8, 102, 9, 102]
@@ -56,7 +56,7 @@ def test_framed_texts():
 @settings(deadline=None, max_examples=50)
 @given(lengths=strategies.lists(strategies.integers(0, 30), min_size=1, max_size=4), room=strategies.integers(0, 60))
 def test_the_longest_text_is_cut_first(lengths, room):
-  """Nothing is cut that fits; otherwise no room is left, and no text is cut below a longer one's rest."""
+  """Texts that fit stay whole; otherwise the room is filled, and no text is cut below a longer one's remainder."""
   kept = special_tokens.shortened(tf.constant(lengths), room).numpy()
   assert all(0 <= k <= n for k, n in zip(kept, lengths, strict=True))
   assert kept.sum() == min(sum(lengths), room)
@@ -71,7 +71,7 @@ def test_the_longest_text_is_cut_first(lengths, room):
   length=strategies.integers(8, 30),
 )
 def test_a_framed_text_fits(texts, length):
-  """Whatever its parts; all special tokens are there, and the parts begin as they did."""
+  """Framed texts keep all special tokens, and each part keeps its beginning."""
   tokens, types = framed(texts, BERT, length)
   assert len(tokens) == len(types) <= length
   parts = " ".join(map(str, tokens[1:])).split("102")
@@ -90,12 +90,12 @@ def test_a_framed_text_fits(texts, length):
   ],
 )
 def test_a_vocabulary_without_cls(architecture, expected):
-  """EOS stands between texts; a decoder begins with BOS, and reads on to the last token."""
+  """EOS separates texts; a decoder starts with BOS and reads up to the last token."""
   assert special_tokens.Framing.of(BYTES, architecture) == expected
 
 
 def test_a_cls_that_is_called_bos_is_no_bos(tmp_path):
-  """ALBERT's model calls [CLS] and [SEP] BOS and EOS; RoBERTa's <s> is one, and there two stand between texts."""
+  """ALBERT's model calls [CLS] and [SEP] BOS and EOS; RoBERTa's <s> is a BOS, with two separators between texts."""
   made = functools.partial(
     sentencepiece.SentencePieceTrainer.train,
     model_prefix=str(tmp_path / "spiece"),
@@ -111,7 +111,7 @@ def test_a_cls_that_is_called_bos_is_no_bos(tmp_path):
 
 
 def test_texts_of_bytes_have_lengths_of_their_own():
-  """seqio's vocabulary of bytes takes texts of one length alone."""
+  """seqio's byte vocabulary takes only texts of one length."""
   assert special_tokens.encode(BYTES, tf.constant(["a", "bc", ""])).to_list() == [[100], [101, 102], []]
 
 
@@ -158,14 +158,14 @@ def examples(found, head, *, architecture="encoder_only", length=32):
 
 
 def test_a_task_says_which_head_it_needs():
-  """Its name, kind and classes, from the first record; the vocabulary says where a text is answered for."""
+  """The head's name, kind and classes come from the first record; the vocabulary decides which token it reads."""
   assert head_examples.need_of(task()) == needs.Need("sure", "class", LABELS, 2)
   (head,) = head_examples.heads_of([task()], BERT_LIKE, BYTES)
   assert head == HeadConfig("sure", 2, "class", LABELS, reads="mean")
 
 
 def test_what_a_class_head_reads():
-  """The parts, framed, the label where the head answers; the text and the record's fields beside them."""
+  """Examples have the framed parts, the label where the head reads, the text and the record's fields."""
   first, second, third = examples(task(), HeadConfig("sure", 2, labels=LABELS, reads="first"))
   encoded = [BYTES.encode(part) for part in ("is it", "so")]
   assert first["inputs"].tolist() == [*encoded[0], 1, *encoded[1], 1]
@@ -177,21 +177,21 @@ def test_what_a_class_head_reads():
 
 
 def test_what_a_decoder_reads():
-  """The text as a model that writes knows it, BOS first; the last token answers."""
+  """A decoder reads BOS and the text of the generative task; the head reads the last token."""
   first = examples(task(), HeadConfig("sure", 2, labels=LABELS, reads="last"), architecture="decoder_only")[0]
   assert first["inputs"].tolist() == [0, *BYTES.encode("sure text: is it other: so")]
   assert np.flatnonzero(first["answer_heads"]).tolist() == [len(first["inputs"]) - 1]
 
 
 def test_a_text_that_is_cut_still_answers():
-  """Its last token where that one answers."""
+  """A head that reads the last token reads the last one that is kept."""
   for architecture, reads, at in (("decoder_only", "last", 11), ("encoder_decoder", "mean", 0)):
     first = examples(task(), HeadConfig("sure", 2, reads=reads), architecture=architecture, length=12)[0]
     assert len(first["inputs"]) == 12 and np.flatnonzero(first["answer_heads"]).tolist() == [at]
 
 
 def test_candidates_are_texts_of_their_own():
-  """Each behind the same premise; the target is 1 for the right one."""
+  """Candidates follow the same premise; the target is 1 for the right one."""
   record = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "Dry.", "question": "effect", "label": 1}
   found = task([record | {"idx": 0}], preprocessors.copa)
   assert head_examples.need_of(found) == needs.Need("copa", "choice", (), 1)
@@ -206,7 +206,7 @@ def test_candidates_are_texts_of_their_own():
 
 @pytest.mark.parametrize(("length", "kept"), [(128, (1, 40, 2, 3)), (60, (1, 34, 2, 3)), (34, (1, 8, 2, 3))])
 def test_the_longest_candidate_is_cut_first(length, kept):
-  """Where all fit none is; of those that are cut the beginning stays."""
+  """Candidates that fit stay whole; a cut candidate keeps its beginning."""
   candidates = ["a", "b" * 40, "cc", "ddd"]
   example = {"parts": tf.constant(["why"]), "candidates": tf.constant(candidates), "label": tf.constant(1)}
   reading = Reading(BYTES, special_tokens.Framing((), (1,), (1,)), length, 0, "first", False)
@@ -218,7 +218,9 @@ def test_the_longest_candidate_is_cut_first(length, kept):
 
 
 def test_a_number_keeps_its_bits():
-  """T5 rounds it to write it; a head learns it as it is; a similarity of -1 is none, and any other number is one."""
+  """A head learns the exact number, which T5 would round. A missing label is -1 in STS-B, and NaN in other scored
+  tasks.
+  """
   records = [{"sentence1": "a", "sentence2": "b", "label": value, "idx": 0} for value in (3.27, -1.0)]
   found = examples(task(records, preprocessors.stsb), HeadConfig("stsb", 1, "score", reads="first"))
   assert found[0]["answer_targets"][:1].view(np.float32) == np.float32(3.27)
@@ -231,7 +233,7 @@ def test_a_number_keeps_its_bits():
 
 
 def test_nothing_is_left_out_for_a_head():
-  """A wrong noun says nothing of what to write, and all of whether it is right."""
+  """A head also learns from wrong nouns, which the generative task leaves out."""
   record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "idx": 0, "training": True}
   records = [record | {"label": label} for label in (0, 1)]
   found = task(records, preprocessors.only_right, preprocessors.wsc)
@@ -241,14 +243,14 @@ def test_nothing_is_left_out_for_a_head():
 
 
 def test_answers_that_are_not_given_are_not_learnt():
-  """They are asked, as test sets are, and no batch has them."""
+  """Examples without an answer are made, as for test sets, but training batches leave them out."""
   asked = head_examples.for_heads(task(), "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
   dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
   assert [each["idx"] for each in labelled(dataset).as_numpy_iterator()] == [0, 1]
 
 
 def test_a_mixture_keeps_its_rates():
-  """Each task in its place; the registry has what it had."""
+  """Tasks keep their rates, and the mixture itself is unchanged."""
   both = seqio.Mixture("both", [(task(), 3), (task(name="even"), 1)])
   asked = head_examples.for_heads(both, "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
   assert {each.name: asked.get_rate(each) for each in task_resolution.tasks_of(asked)} == {"odd": 3, "even": 1}
@@ -259,7 +261,7 @@ def test_a_mixture_keeps_its_rates():
 
 
 def test_classes_in_another_order():
-  """A head from elsewhere numbers them as it was trained: the targets are its numbers."""
+  """A head from elsewhere keeps its class order; targets are indices in that order."""
   head = HeadConfig("class", 2, labels=("YES", "no"), reads="first")
   asked = head_examples.for_heads(task(), "encoder_only", (head,))
   dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
@@ -272,7 +274,9 @@ def test_classes_in_another_order():
 
 
 def test_classes_that_differ_in_case():
-  """Where a task tells classes by it, they are not the same; a head without capitals is another head."""
+  """Classes that differ only in case are distinct if the task distinguishes them; a head with other capitals is
+  refused.
+  """
   need = needs.Need("words", "class", ("Polish", "polish", "other"), 3)
   head = HeadConfig("words", 3, labels=("polish", "other", "Polish"))
   assert needs.order_of(head, need) == (2, 0, 1) and head_examples.labels_of(head, need) == head.labels
@@ -281,7 +285,7 @@ def test_classes_that_differ_in_case():
     needs._checked(HeadConfig("words", 3, labels=("POLISH", "polish", "other")), need, "words")
 
 
-# ---- What cannot be asked --------------------------------------------------------------------------------------------
+# ---- Tasks that no head can answer -----------------------------------------------------------------------------------
 
 
 def without_options(dataset):
@@ -289,7 +293,7 @@ def without_options(dataset):
 
 
 def other_options(dataset):
-  """The second record has options of its own."""
+  """Gives the second record other options."""
   options = tf.constant([["a", "b"], ["a", "c"], ["a", "b"]])
   return dataset.map(
     lambda x: {"inputs": x["text"], "targets": "a", "label": 0, "options": tf.gather(options, x["idx"])}
@@ -297,7 +301,7 @@ def other_options(dataset):
 
 
 def test_a_task_without_options():
-  """The message says what would tell a head, and what to do instead."""
+  """The message lists the features that a head needs, and an alternative."""
   with pytest.raises(
     UserError, match=r"odd: no head answers it: its examples have inputs, targets, and none of .*opti"
   ):
@@ -305,7 +309,7 @@ def test_a_task_without_options():
 
 
 def test_options_that_differ():
-  """Not those of the first example: a class is one of the same few."""
+  """Every example needs the options of the first one, because a class head has fixed classes."""
   found = task(RECORDS, other_options)
   need = head_examples.need_of(found)
   with pytest.raises(
@@ -315,7 +319,7 @@ def test_options_that_differ():
 
 
 def test_a_label_outside_of_the_options():
-  """Of the record that has it: before training, for the first examples are made then."""
+  """The error names the label before training, when the first examples are made."""
   found = task([RECORDS[0], RECORDS[1] | {"label": 2}])
   found = found.replace(preprocessors=[_without_targets, *found.preprocessors[1:]])
   with pytest.raises(tf.errors.OpError, match="UserError: odd: an example has the label 2, but there are 2 classes"):
@@ -323,14 +327,14 @@ def test_a_label_outside_of_the_options():
 
 
 def _without_targets(dataset):
-  """As a format of one's own may be."""
+  """Formats a record with a label and options, but with targets that do not depend on the label."""
   return dataset.map(
     lambda x: {"inputs": x["text"], "targets": x["other"], "label": x["label"], "options": tf.constant(LABELS)}
   )
 
 
 def test_more_candidates_than_fit():
-  """How many there are, and what would do."""
+  """The message has the number of candidates and a remedy."""
   record = {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0}
   with pytest.raises(tf.errors.OpError, match=r"UserError: config.data.inputs_length=11: an example has 2 candidates"):
     examples(task([record], preprocessors.copa), HeadConfig("copa", 1, "choice", reads="first"), length=11)
@@ -346,13 +350,13 @@ def test_more_candidates_than_fit():
   ],
 )
 def test_a_head_of_another_kind(head, message):
-  """Which, how many, and how to begin it anew."""
+  """The message names the head and its classes."""
   with pytest.raises(UserError, match=message):
     head_examples.head_of(task(), (head,))
 
 
 def test_two_tasks_of_one_name():
-  """They share a head if they ask the same, else the names are told."""
+  """Tasks with the same question share a head; otherwise the error names both tasks."""
   same = head_examples.heads_of([task(), task(name="even")], BERT_LIKE, BYTES)
   assert [head.name for head in same] == ["sure"]
   other = functools.partial(preprocessors.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
@@ -369,7 +373,7 @@ def test_two_tasks_of_one_name():
   ],
 )
 def test_the_first_examples_are_made_before_training(labels, message, monkeypatch):
-  """What is wrong with them is told before anything is written."""
+  """Invalid first examples are refused before anything is written."""
   found = task([record | {"label": label} for record, label in zip(RECORDS, labels, strict=True)])
   found = found.replace(name="answers_before", preprocessors=[_without_targets, *found.preprocessors[1:]])
   monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found)
@@ -381,7 +385,7 @@ def test_the_first_examples_are_made_before_training(labels, message, monkeypatc
 
 
 def test_only_questions_ask_a_head():
-  """A task that compares texts asks none; a step that reads lengths, or a cache, does not matter."""
+  """A task that compares texts needs no head; steps that read lengths, and caches, do not matter."""
 
   def cut(dataset, sequence_length):
     return dataset.map(lambda example: {"text": tf.strings.substr(example["text"], 0, sequence_length["inputs"])})

@@ -1,4 +1,4 @@
-"""An example becomes the same features for a head, whether it is trained on, evaluated or given in inference."""
+"""Features of an example for a head are the same in training, evaluation and inference."""
 
 import dataclasses
 import functools
@@ -24,12 +24,12 @@ from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
-LENGTH = 208  # of a context of several windows
+LENGTH = 208  # less than a context, which makes several windows
 LABELS = ("no", "yes", "maybe")
 DATA = DataConfig(inputs_length=LENGTH, targets_length=8)
 CONTEXT = " ".join(f"word{i}" for i in range(40)) + " and Zoë."
 
-# Kind of question -> a record, and the line that asks the same; None: only a task asks it.
+# Question kind -> a record, and the inference line with the same question; None: only tasks have this kind.
 RECORDS = {
   "class": (
     {"inputs": "is it? so", "parts": ["is it?", "so"], "label": 1, "options": LABELS, "targets": "yes"},
@@ -72,7 +72,7 @@ RECORDS = {
 
 
 def title(example, reading):
-  """A title, for whose class its middle answers."""
+  """Makes a question about a title; the middle token predicts the class."""
   tokens, types = special_tokens.framed(reading.encode(example["title"][None]), reading.framing, reading.length)
   at, label, size = tf.size(tokens) // 2, tf.cast(example["label"], tf.int32), tf.size(tokens)
   return {
@@ -91,13 +91,13 @@ TITLE = kinds.QuestionKind(("title",), ("options",), title, "class", unanswered=
 
 @pytest.fixture(autouse=True)
 def one_kind_more(monkeypatch):
-  """A kind of question from outside is a row of the table."""
+  """Adds a user's question kind to the table."""
   monkeypatch.setattr(kinds, "KINDS", {"title": TITLE} | kinds.KINDS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A task of one record, the line that asks the same, and a model whose second head answers."""
+  """A task of one record, the inference line with the same question, and a model that answers with its second head."""
 
   kind: str
   name: str
@@ -135,7 +135,7 @@ class Case:
   # ---- Three readers -----------------------------------------------------------------------------------------------
 
   def trained_on(self):
-    """Model features of a batch, as `pipeline.train_batches` has them of the task."""
+    """Returns model features of a batch of the task, as in `pipeline.train_batches`."""
     task = head_examples.for_heads(self.task, self.config.architecture, self.config.heads)
     examples = pipeline.task_examples(DATA, self.config.architecture, task, split="train")
     rows = list(pipeline.model_features(DATA, self.config.architecture, task, examples).as_numpy_iterator())
@@ -149,7 +149,7 @@ class Case:
     )
 
   def evaluated(self):
-    """The examples of `t2t eval`."""
+    """Returns the examples of `t2t eval`."""
     return few_shot.read(DATA, self.config.architecture, self.method.task(self.task), "validation")
 
   @functools.cached_property
@@ -158,7 +158,7 @@ class Case:
     return token_classify.way_of(head)(self.source, self.mesh, head=head, longest=LENGTH, batch_size=2)
 
   def line(self):
-    """What `t2t infer`, the server and `t2t.load` make of the line."""
+    """Returns the line as `t2t infer`, the server and `t2t.load` read it."""
     line, whole = RECORDS[self.kind][1], self.config.kind.is_generative and self.kind in ("class", "score")
     line = {"inputs": RECORDS[self.kind][0]["inputs"]} if whole else line
     line = jsonl_io.made(1, line, form=self.way.form, where="line 1")
@@ -167,7 +167,7 @@ class Case:
 
 
 def features_of(case, example):
-  """Model features of an example, and where its head is asked, as the model gets them in evaluation and inference."""
+  """Returns model features of an example, with the head's positions, as in evaluation and inference."""
   rows, side = head_predictor.rows_of(example), case.config.kind.answers
   heads = [np.pad(row["answer_heads"], (0, LENGTH - len(row["inputs"]))) for row in rows]
   return row_batches.features_of(rows, LENGTH, side=side, pad_id=0) | {f"{side}_answer_heads": np.stack(heads)}
@@ -179,7 +179,7 @@ WRITERS = [(kind, name) for kind in ("class", "choice", "span") for name in ("pr
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "name"), [*((kind, "bert") for kind in RECORDS), *WRITERS])
 def test_all_readers_get_the_same_features(kind, name):
-  """Ids, segments, positions and where the head is asked; what was cut is the same number."""
+  """Ids, segments, positions and the head's positions agree; so does the number of cut tokens."""
   case = Case(kind, name)
   trained = case.trained_on()
   (example,) = case.evaluated()
@@ -201,7 +201,7 @@ def test_all_readers_get_the_same_features(kind, name):
 
 @pytest.mark.parametrize("numpy", [np, tnp], ids=["numpy", "tensorflow"])
 def test_texts_of_a_row_are_told_apart(numpy):
-  """The example of the docstring, in batches of training and in those of evaluation and inference."""
+  """The example of the docstring holds for training (TensorFlow) and for evaluation and inference (NumPy)."""
   groups, texts = (numpy.asarray(x, dtype=np.int32) for x in ([1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 1, 0]))
   segments, positions = feature_spec.texts_apart(groups, texts, numpy=numpy)
   assert (np.asarray(segments).tolist(), np.asarray(positions).tolist()) == ([1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0])
@@ -210,7 +210,7 @@ def test_texts_of_a_row_are_told_apart(numpy):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["title", "span"])
 def test_all_readers_get_the_same_answer(kind):
-  """A kind from outside is learnt, measured and answered; so are those that are there."""
+  """A user's question kind is trained, measured and answered like a built-in one."""
   case = Case(kind, "bert")
   graphdef, params = toy.split(toy.model(case.config))
   loss, batch = head_losses.HeadLosses(case.config, None), case.trained_on()
