@@ -81,7 +81,7 @@ def test_rates_are_relative():
 
 
 def test_a_share_is_of_all_examples():
-  """Shares are independent of the other sources' rates; replay (Sun et al. 2020; Scialom et al. 2022) is such a share."""
+  """Shares do not depend on other sources' rates; replay (Sun et al. 2020; Scialom et al. 2022) is a share."""
   assert rates({"new": {}, "old": {"share": 0.1}}, {"new": 5.0}) == {"new": 0.9, "old": 0.1}
   found = rates({"a": {"rate": 1.0}, "b": {"rate": 3.0}, "old": {"share": 0.2}})
   np.testing.assert_allclose(list(found.values()), [0.2, 0.6, 0.2])
