@@ -1,4 +1,4 @@
-"""Sources that say which language they are of: their token types, and a held-out loss of each."""
+"""Languages of data sources: token types per language and held-out loss per source."""
 
 import dataclasses
 import json
@@ -22,11 +22,11 @@ def sources(**named):
 PAIR = {"files": "both.tsv", "objective": "translation_lm"}
 
 
-# ---- What is said ----------------------------------------------------------------------------------------------------
+# ---- Language numbers ------------------------------------------------------------------------------------------------
 
 
 def test_numbers_of_languages():
-  """Sorted, whatever the sources are called; of pairs the text's and the translation's."""
+  """Languages are sorted by name; a pair has the language of the text and of the translation."""
   each = sources(x={"language": "sw"}, y={"language": "en"}, both=PAIR | {"language": "sw,fr"}).parts()
   assert languages.of_all(each) == ("en", "fr", "sw")
   assert languages.numbers(each) == {"both": [2, 1], "x": [2], "y": [0]}
@@ -64,12 +64,12 @@ def test_a_model_has_a_vector_for_each_language():
     languages.check_model(each, segment_types=2)
 
 
-# ---- What comes of it ------------------------------------------------------------------------------------------------
+# ---- Effects ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def typed(tmp_path):
-  """Text of two languages and pairs of both, told apart by their letters, as one types them."""
+  """Arguments for text of two languages and pairs of both, with distinct letters per language."""
   (tmp_path / "en.txt").write_text("\n".join("abcde"[i % 5] * (5 + i % 17) for i in range(120)))
   (tmp_path / "sw.txt").write_text("\n".join("uvwxy"[i % 5] * (5 + i % 17) for i in range(40)))
   (tmp_path / "both.tsv").write_text("".join(f"{'vwx'[i % 3] * 9}\t{'abc'[i % 3] * (7 + i % 9)}\n" for i in range(60)))
@@ -93,7 +93,7 @@ def data_of(typed, **changes):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_token_types_are_those_of_languages(typed, pack):
-  """Of each token, in texts alone and beside their translation: XLM's language embeddings."""
+  """Each token has the type of its language, in single texts and in pairs (XLM's language embeddings)."""
   found = pipeline.eval_rows(data_of(with_pairs(typed), pack=pack), "encoder_only", batch_size=16, max_batches=4)
   tokens, types, segments = (
     np.concatenate([batch[f"encoder_{name}"] for batch in found])
@@ -107,7 +107,7 @@ def test_token_types_are_those_of_languages(typed, pack):
 
 @pytest.mark.exhaustive
 def test_held_out_text_of_each_source(typed):
-  """As many batches as of all together, of its own text alone, and of the shape that is compiled already."""
+  """Each source has batches of its own text only, with the shapes that are compiled already."""
   config = records(override(load_config("tiny_bert"), with_pairs(typed)[:-1]))  # pairs without a language
   config = config.with_(data=vars(data_of(with_pairs(typed), pack=True)), train={"batch_size": 8}, eval={"batches": 4})
   of_all = train_data.eval_batches(config, test_example_windows.mesh())
@@ -124,7 +124,7 @@ def test_held_out_text_of_each_source(typed):
 
 @pytest.mark.slow
 def test_little_held_out_text_ends_no_others(tmp_path):
-  """Of a small language most streams have none: all that is held out is read, of both."""
+  """A small language leaves most streams empty; all held-out text of both languages is still read."""
   texts = {"en": [f"{'ab'[i % 2] * 9} {i}" for i in range(60)], "sw": ["u one", "v two"]}
   named = {}
   for name, own in texts.items():
@@ -138,7 +138,7 @@ def test_little_held_out_text_ends_no_others(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_run_measures_each_language(typed, tmp_path, capsys):
-  """In the metrics, besides the loss of all, which checkpoints are kept by; told to whoever looks on."""
+  """Metrics and the log contain the loss of each language beside the total loss."""
   arguments = [*test_train.T5, "--workdir", str(tmp_path / "run"), *typed, "--config.train.steps=2"]
   arguments += ["--config.data.alpha=0.3", "--config.eval.every=1", "--config.eval.num_logged_samples=0"]
   arguments += [argument.replace(".files=", ".eval_files=") for argument in typed[:2]]
@@ -153,7 +153,7 @@ def test_a_run_measures_each_language(typed, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_a_run_goes_on_with_a_name_for_its_language(typed):
-  """Which changes no example, but where token types say it."""
+  """A language name changes no example unless token types use it."""
   options = {"num_streams": 2, "shuffle_buffer": 5}
   named, unnamed = data_of(typed, **options), data_of(typed[:2], **options)
   first = test_example_windows.batches(unnamed, "encoder_only")

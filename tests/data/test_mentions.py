@@ -1,4 +1,4 @@
-"""Entities of a passage as candidates: where each is mentioned first, and what is cut."""
+"""Entities of a passage as candidates: first mentions and truncation."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ BERT = special_tokens.Framing((101,), (102,), (102,))
 
 
 def asked(example, *, vocabulary=BYTES, length=200, number=0):
-  """What is made of an example, as Python values."""
+  """Example that is made of a record, as Python values."""
   example = {"query": "@placeholder is glad", "training": False} | example
   record = {name: tf.constant(x, tf.string if x == [] else None) for name, x in example.items()}
   reading = Reading(vocabulary, BERT, length, number, "first", False)
@@ -29,14 +29,13 @@ def asked(example, *, vocabulary=BYTES, length=200, number=0):
 
 
 def told(found, vocabulary=BYTES):
-  """Each candidate, what is read from there on for 3 bytes, and whether it is right."""
+  """Each candidate with the three bytes at its position and its label."""
   places = np.flatnonzero(found["answer_heads"])
   texts = [vocabulary.decode(found["inputs"][place : place + 3]) for place in places]
   return list(zip(found["options"], texts, np.array(found["answer_targets"])[places].tolist(), strict=True))
 
 
 def test_docstring_examples(tmp_path):
-  """What stands there is what is made of it."""
   words = "[PAD] [UNK] [CLS] [SEP] [MASK] ann met bob and won @ placeholder is glad"
   (tmp_path / "vocab.txt").write_text(words.replace(" ", "\n"))
   text = re.sub(r"\s+", " ", inspect.getdoc(mentions.make))
@@ -46,7 +45,7 @@ def test_docstring_examples(tmp_path):
 
 
 def test_the_first_mention_of_each_is_asked():
-  """In the order of the passage; what is not mentioned is no candidate, and without a right one there is no answer."""
+  """Candidates follow the order of the passage; entities without a mention are dropped."""
   example = {"passage": "Bob met Ann. Ann won.", "options": ["Ann", "Bob", "Eve"], "answers": ["Bob", "Eve"]}
   found = asked(example, number=2)
   assert told(found) == [("Bob", "Bob", 1), ("Ann", "Ann", 0)]
@@ -59,7 +58,7 @@ def test_the_first_mention_of_each_is_asked():
 
 
 def test_entities_that_begin_alike():
-  """The one with other mentions has its next; where there is none, the other alone is asked."""
+  """An entity takes its next mention if another entity begins at the same place."""
   passage = "Up York City, and then York."
   found = told(asked({"passage": passage, "options": ["York", "York City"], "answers": ["York"]}))
   assert found == [("York City", "Yor", 0), ("York", "Yor", 1)]
@@ -69,7 +68,7 @@ def test_entities_that_begin_alike():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_passage_that_is_cut(training):
-  """At its end; in training so that a right answer stays. The labels change nothing in evaluation."""
+  """Passages are cut at the end; in training, the cut keeps a right answer. Labels change nothing in evaluation."""
   passage = "Ann ran. " + "so on " * 30 + "Bob won. Ann lost."
   example = {"passage": passage, "options": ["Ann", "Bob"], "training": training}
   right, wrong = (asked(example | {"answers": [name]}, length=100) for name in ("Bob", "Ann"))
@@ -83,14 +82,14 @@ def test_a_passage_that_is_cut(training):
 
 
 def test_a_long_query_leaves_half_of_the_room():
-  """Each loses what does not fit."""
+  """Passage and query are both truncated."""
   found = asked({"passage": "Ann " * 50, "query": "q" * 300, "options": ["Ann"], "answers": ["Ann"]}, length=103)
   assert len(found["inputs"]) == 103 and sum(found["token_types"]) == 51
 
 
 @pytest.mark.exhaustive
 def test_a_query_is_one_example_for_a_head(tmp_path):
-  """From the released files; its head scores candidates, of which any number may be right."""
+  """Released files yield one example per query; several candidates may be right."""
   (tmp_path / "ReCoRD").mkdir()
   text = "Ann met Bob.\\n@highlight\\nEve saw it"
   entities = [{"start": text.replace("\\n", "\n").index(name), "end": 0} for name in ("Ann", "Bob", "Eve")]

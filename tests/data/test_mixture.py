@@ -1,4 +1,4 @@
-"""Several sources in one run: how often each is drawn, that a run stops and goes on, and what is refused."""
+"""Mixtures of sources: sampling rates, resuming and rejected settings."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def rates(named, sizes=None, **data):
   return mixture.rates(DataConfig(sources=sources(**named), **data), lambda name: (sizes or {})[name])
 
 
-# ---- How often -------------------------------------------------------------------------------------------------------
+# ---- Sampling rates --------------------------------------------------------------------------------------------------
 
 SIZES = {"en": 300_000.0, "fi": 20_000.0, "sw": 1_000.0}
 NONE = {name: {} for name in SIZES}
@@ -56,7 +56,7 @@ def test_sizes_count_to_the_power_of_alpha(alpha):
   [("mbert_base", 0.7), ("xlm_15", 0.5), ("xlm_r_base", 0.3), ("afriberta_small", 0.3), ("mt5_small", 0.3)],
 )
 def test_configs_of_many_languages_draw_them_as_published(name, alpha):
-  """They say how; which languages, the user says."""
+  """Configs set alpha; the user names the languages."""
   languages = [f"--config.data.sources.{language}.files={language}.txt" for language in SIZES]
   data = records(override(load_config(name), [*languages, "--config.data.vocabulary=bytes"])).data
   expected = np.array(list(SIZES.values())) ** alpha
@@ -66,7 +66,7 @@ def test_configs_of_many_languages_draw_them_as_published(name, alpha):
 
 @dataclasses.dataclass
 class Counted:
-  """What seqio asks for a rate."""
+  """Interface that seqio needs to compute a rate."""
 
   number: float
   splits = ("train",)
@@ -81,7 +81,7 @@ def test_rates_are_relative():
 
 
 def test_a_share_is_of_all_examples():
-  """Whatever the others are drawn by; replay (Sun et al. 2020; Scialom et al. 2022) is such a share."""
+  """Shares do not depend on other sources' rates; replay (Sun et al. 2020; Scialom et al. 2022) is a share."""
   assert rates({"new": {}, "old": {"share": 0.1}}, {"new": 5.0}) == {"new": 0.9, "old": 0.1}
   found = rates({"a": {"rate": 1.0}, "b": {"rate": 3.0}, "old": {"share": 0.2}})
   np.testing.assert_allclose(list(found.values()), [0.2, 0.6, 0.2])
@@ -99,7 +99,7 @@ DRAWN = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DRAWN)
 def test_100000_draws_are_as_the_formula_says(kind):
-  """Chi-square at one in a thousand, of each stream by itself, as the pipeline draws them."""
+  """Chi-square test at p = 0.001 for each stream, on draws of the pipeline."""
   named, data = DRAWN[kind]
   expected = np.array(list(rates(named, SIZES | {"a": 3.0, "b": 1.0}, **data).values()))
   streams = []
@@ -117,7 +117,7 @@ def test_100000_draws_are_as_the_formula_says(kind):
 @pytest.mark.slow
 @hypothesis.given(strategies.lists(strategies.integers(0, 2), min_size=1, max_size=70))
 def test_where_tasks_stand_behind_each_example(drawn):
-  """As one example after another moves its own task."""
+  """Positions equal a loop that advances the task of each example."""
   stands = np.arange(6).reshape(3, 2)
   positions = 100 + np.arange(2 * len(drawn)).reshape(-1, 2)
   found = example_windows.places_behind(*(tf.constant(x, tf.int64) for x in (stands, drawn, positions))).numpy()
@@ -126,12 +126,12 @@ def test_where_tasks_stand_behind_each_example(drawn):
     np.testing.assert_array_equal(found[number], stands)
 
 
-# ---- What is read ----------------------------------------------------------------------------------------------------
+# ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def data(tmp_path):
-  """Two files of different lengths, told apart by their first letter."""
+  """Two files of different lengths with distinct first letters."""
   for name, number in (("a", 60), ("b", 20)):
     texts = [f"{name} {text}" for text in test_example_windows.TEXTS[:number]]
     (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))
@@ -156,7 +156,7 @@ def with_source(data, name, **changes):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [True, False])
 def test_stopped_after_every_step(small, data, register, pack):
-  """Files with two objectives and a registered task beside them: the position is bit for bit that of a whole run."""
+  """Files with two objectives and a registered task resume bit for bit."""
   data = with_source(data, "b", objective="span_corruption", rate=1.0)
   data = with_source(data, "a", rate=3.0)
   qa = {"mixture": register("mixed_questions"), "share": 0.25}
@@ -174,11 +174,11 @@ def test_sizes_are_counted_by_documents_or_by_text(data):
   task = pipeline.load_task(dataclasses.replace(data, mixing_unit="tokens"))
   texts = {name: len(text.read_text()) for name, text in files_of(data).items()}
   expected = texts["a"] / sum(texts.values())
-  assert task.get_rate(task.tasks[0]) == pytest.approx(expected, rel=0.01)  # without what stands between documents
+  assert task.get_rate(task.tasks[0]) == pytest.approx(expected, rel=0.01)  # without separators of documents
 
 
 def test_sizes_of_what_is_too_large_to_be_counted(small, data, tmp_path, monkeypatch):
-  """By a sample, whatever else stands beside a text, and however many bytes a character of it has."""
+  """Sizes are estimated from a sample, independent of other fields and of bytes per character."""
   monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 1_000)
   texts = {"a": [f"word {number:04}" for number in range(2_000)], "b": [f"слов {number:04}" for number in range(1_000)]}
   (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "url": "x" * 99}) for text in texts["a"]))
@@ -208,7 +208,7 @@ def test_tasks_of_a_mixture_keep_their_rates_among_themselves(data, register):
 
 @pytest.mark.exhaustive
 def test_passes_over_each_source_are_counted(small, data):
-  """The small one comes round sooner."""
+  """The smaller source has more epochs."""
   data = with_source(with_source(data, "a", rate=1.0), "b", rate=1.0)
   iterator = test_example_windows.batches(data)
   test_example_windows.take(iterator, 30)
@@ -218,7 +218,7 @@ def test_passes_over_each_source_are_counted(small, data):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_path, monkeypatch, pack):
-  """A window is hundreds of examples of each stream: a small source would be through long before it is told."""
+  """Epochs are counted within a window, because a window may span many passes over a small source."""
   for name, size in {"_MIXED_ALONE": 4_096, "_MIXED_PACKED": 4_096, "_EXAMPLES_OF_WINDOW": 1}.items():
     monkeypatch.setattr(example_windows, name, size)
   for name in "ab":
@@ -235,7 +235,7 @@ def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_p
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
-  """Though one has less of it than there are streams, and is drawn most of the time."""
+  """Held-out text is read once even if a source has fewer documents than streams and a high rate."""
   held_out = {"a": test_example_windows.TEXTS, "b": ["short but there."] * 3}
   for name, texts in held_out.items():
     (tmp_path / f"{name}.eval.txt").write_text("\n".join(f"{name} {text}"[:60] for text in texts))
@@ -262,20 +262,20 @@ def test_malformed_records_of_all_are_counted_together(data, tmp_path):
   ],
 )
 def test_other_sources_are_refused_when_a_run_goes_on(small, data, change, message):
-  """The key is named; files that moved are the same, files with other text are not."""
+  """The error names the key; moved files are accepted, files with other text are not."""
   data = with_source(with_source(data, "a", rate=1.0), "b", rate=1.0)
   iterator = test_example_windows.batches(data)
   test_example_windows.take(iterator, 2)
   saved = iterator.state(2)
   with pytest.raises(UserError, match=message):
     test_example_windows.batches(with_source(data, "a", **change)).restore(saved, step=2)
-  with pytest.raises(UserError, match="data.objective is 'span_corruption'"):  # which is that of all
+  with pytest.raises(UserError, match="data.objective is 'span_corruption'"):  # objective of all sources
     test_example_windows.batches(dataclasses.replace(data, objective="span_corruption")).restore(saved, step=2)
 
 
 @pytest.mark.exhaustive
 def test_what_marks_phrases_is_part_of_a_position(small, data, tmp_path):
-  """Of one of the sources, as where there is one text alone."""
+  """Annotations are checked per source, as they are for a single source."""
   for name in "ab":
     record = lambda text: json.dumps({"text": text, "entities": [[0, 4]], "nouns": [[0, 3]]})
     (tmp_path / f"{name}.jsonl").write_text("\n".join(record(f"{name} {x}"[:50]) for x in test_example_windows.TEXTS))
@@ -301,7 +301,7 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
     test_example_windows.batches(data).restore(saved, step=2)
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_what_has_no_held_out_example_is_named(small, data, tmp_path):
 
 @pytest.mark.exhaustive
 def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
-  """It would be waited for as soon as it is drawn: of a single sentence there is no pair."""
+  """A single sentence makes no pair, so the source would block training."""
   (tmp_path / "a.txt").write_text("\n".join(f"sentence {i}. and another." for i in range(9)))
   (tmp_path / "b.txt").write_text("\n".join("xyz"))
   data = dataclasses.replace(data, objective="neighbouring_sentences")
@@ -387,7 +387,7 @@ def test_a_source_is_named_as_tasks_are(name):
 
 
 def test_keys_that_there_are_not_are_refused():
-  """With the nearest; on the command line and in a file."""
+  """The error names the nearest key, on the command line and in a file."""
   with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a NAME has .*, a KEY is one of files, .*; nearest: files"):
     override(load_config("tiny_t5"), ["--config.data.sources.en.fils=x"])
   with pytest.raises(UserError, match="give --config.data.sources.NAME.KEY=VALUE"):
@@ -397,7 +397,7 @@ def test_keys_that_there_are_not_are_refused():
 
 
 def test_a_config_is_typed_and_saved():
-  """What is typed takes the place of a config's mixture; as JSON and back it is the same."""
+  """Typed sources replace the mixture of a config; a JSON round trip preserves them."""
   typed = ["--config.data.sources.en.files=en.txt", "--config.data.sources.en.rate=2", "--config.data.alpha=0.3"]
   config = records(override(load_config("tiny_t5"), typed))
   assert config.data.mixture == "" and config.data.sources["en"].rate == 2.0
@@ -413,7 +413,7 @@ def test_a_config_is_typed_and_saved():
 
 @pytest.mark.exhaustive
 def test_the_commands_take_sources(small, data, tmp_path, capsys):
-  """Trained, stopped and gone on, with the passes of each; shown, and asked."""
+  """Training, resuming, `tasks show` and `infer` work with sources; epochs are logged per source."""
   typed = [f"--config.data.sources.{name}.files={source.files}" for name, source in data.sources.items()]
   typed += ["--config.data.sources.b.objective=prefix_lm", "--config.data.repeat_warning_epochs=1"]
   typed += ["--config.data.sources.a.rate=1", "--config.data.sources.b.rate=3"]
@@ -437,7 +437,7 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
 
 # ---- One corruption for each document --------------------------------------------------------------------------------
 
-# Of BART's corruptions, which of these an example shows.
+# Effect by which an example shows each corruption of BART.
 SHOWS = {
   "token_masking": "masks",
   "text_infilling": "masks",
@@ -449,7 +449,7 @@ SHOWS = {
 
 @pytest.mark.exhaustive
 def test_one_corruption_is_drawn_for_each_document(small, tmp_path):
-  """Sources on the same files, with an objective each: each document has one, and none that is held out is read."""
+  """Sources on the same files with different objectives share the held-out documents."""
   texts = [f"{i}. The fox runs. The dog sleeps. Nobody knows why {i * i}. It rains." for i in range(400)]
   (tmp_path / "a.txt").write_text("\n".join(texts) + "\n")
   named = {each: {"files": f"{tmp_path}/a.txt", "objective": each, "rate": 1.0} for each in SHOWS}

@@ -1,4 +1,4 @@
-"""The offline cache: read like the source that it was made of, refused where it is of another, written by Beam."""
+"""The offline cache: equal to its source, rejected for another source, written by Beam."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from t2t.data.objectives import chunking, entity_masking, sentence_pairs
 
 
 def needs_beam(test):
-  """`make beam` runs these alone: the others have run elsewhere."""
+  """Marks a test that needs Apache Beam; `make beam` runs only these tests."""
   there = importlib.util.find_spec("apache_beam")
   return pytest.mark.beam(pytest.mark.skipif(not there, reason="Apache Beam is not installed")(test))
 
@@ -58,7 +58,7 @@ seqio.MixtureRegistry.add("cache_test_both", [("cache_test_spans", 1.0), ("cache
 
 @pytest.fixture
 def data(tmp_path):
-  """Two tasks and their mixture, registered by a file of the user's."""
+  """Two tasks and their mixture, registered by a user's file."""
   path = tmp_path / "my_tasks.py"
   path.write_text(_TASK_FILE)
   yield DataConfig(
@@ -112,7 +112,7 @@ def write_split(folder, split, examples, num_files):
 
 
 def examples(data, split="train", **options):
-  """What a task yields, in an order of its own."""
+  """Sorted examples of a task."""
   dataset = pipeline.task_examples(data, "encoder_decoder", pipeline.load_task(data), split=split, **options)
   return sorted(tuple(sorted((k, str(v)) for k, v in x.items())) for x in dataset.as_numpy_iterator())
 
@@ -131,12 +131,12 @@ def assert_same(left, right):
       np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-# ---- What is cached --------------------------------------------------------------------------------------------------
+# ---- Cached steps ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(objectives.OBJECTIVES))
 def test_text_is_cached_as_tokens(name):
-  """Whatever the objective: what is random or depends on a length is left to training."""
+  """The cache ends at tokens for every objective; random steps and lengths are applied in training."""
   vocabulary = seqio.ByteVocabulary(extra_ids=127)
   source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
   features = objectives.output_features(name, vocabulary)
@@ -145,11 +145,11 @@ def test_text_is_cached_as_tokens(name):
   tokenize = entity_masking.tokenize if objectives.is_annotated(name) else chunking.tokenize
   tokenize = sentence_pairs.encode if objectives.is_parallel(name) else tokenize
   assert [step.func for step in before] == [tokenize] and len(after) == len(task.preprocessors) - 1
-  assert objectives.of(task.replace(preprocessors=after)) == {name}  # still known where the first step is gone
+  assert objectives.of(task.replace(preprocessors=after)) == {name}  # still known without the first step
 
 
 def test_where_a_task_is_cached():
-  """Behind its tokens, or at its own placeholder; a task with neither, or with noise before them, is refused."""
+  """The cache ends after tokenization or at a placeholder; tasks with neither, or with noise before, are rejected."""
   tokenize, eos = preprocessors.tokenize, seqio.preprocessors.append_eos
   place = seqio.CacheDatasetPlaceholder()
   noise = seqio.map_over_dataset(lambda features, seed: features, num_seeds=1)
@@ -176,7 +176,6 @@ def test_where_a_task_is_cached():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_cached_task_yields_the_same_examples(data, split):
-  """All features, in whatever order."""
   write(data)
   found = examples(data, split)
   assert found == examples(uncached(data), split) and len(found) == {"train": 60, "validation": 12}[split]
@@ -184,7 +183,7 @@ def test_a_cached_task_yields_the_same_examples(data, split):
 
 @pytest.mark.exhaustive
 def test_a_cached_objective_is_the_uncached_one(data):
-  """The noise is drawn in training, with the same seed the same, and in the next epoch other noise."""
+  """Noise is drawn in training: the same seed gives the same noise, another seed gives other noise."""
   data = dataclasses.replace(data, mixture="cache_test_spans")
   write(data, num_files=1)  # in the order of the source
   assert examples(data) == examples(uncached(data))
@@ -193,7 +192,7 @@ def test_a_cached_objective_is_the_uncached_one(data):
 
 @pytest.mark.slow
 def test_resumed_bit_for_bit(data, mesh):
-  """A mixture read from the cache goes on exactly where it was, within an epoch and after several."""
+  """A cached mixture resumes exactly, within an epoch and after several epochs."""
   data = dataclasses.replace(data, mixture="cache_test_both")
   write(data)
   for steps in (3, 30):
@@ -209,7 +208,7 @@ def test_resumed_bit_for_bit(data, mesh):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "num_files", "num_shards"), [(50, 4, 2), (50, 4, 3), (4_000, 4, 2), (4_000, 4, 3)])
 def test_each_example_is_in_one_shard(tmp_path, number, num_files, num_shards):
-  """Whether shards have files of their own or not, with a seed for each of them, as streams have."""
+  """Shards partition the examples with and without separate files, with a seed per shard."""
   write_split(tmp_path, "train", [{"x": tf.constant([i])} for i in range(number)], num_files)
   source = offline_cache.CacheSource(str(tmp_path))
   shards = [
@@ -225,7 +224,7 @@ def test_each_example_is_in_one_shard(tmp_path, number, num_files, num_shards):
 
 @pytest.mark.slow
 def test_streams_are_not_more_than_the_text(data, mesh):
-  """So few cached examples are not split in eight."""
+  """A small cache limits the number of streams."""
   write(dataclasses.replace(data, mixture="cache_test_spans"))
   data = dataclasses.replace(data, mixture="cache_test_spans", train_split="validation")
   assert batches(data, mesh).num_streams == 2
@@ -233,7 +232,7 @@ def test_streams_are_not_more_than_the_text(data, mesh):
 
 @pytest.mark.slow
 def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
-  """Not to the source, nor to a cache that was made anew; but the folder may move."""
+  """A position is rejected for the source or a rewritten cache; the folder may move."""
   write(data)
   state = batches(data, mesh, num_streams=2).state()
   moved = dataclasses.replace(data, cache_dir=shutil.move(data.cache_dir, tmp_path / "moved"))
@@ -248,7 +247,7 @@ def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
 
 @pytest.mark.slow
 def test_a_file_of_the_cache_that_was_altered_is_named(data, mesh):
-  """Though all that says of what it was made is as it was."""
+  """The error names the altered file even if the cache record is unchanged."""
   write(data)
   state = batches(data, mesh, num_streams=2).state()
   path = (
@@ -262,7 +261,7 @@ def test_a_file_of_the_cache_that_was_altered_is_named(data, mesh):
 
 
 def test_a_vocabulary_is_known_by_its_words(tmp_path):
-  """As many pieces, and as many letters, may be others."""
+  """Vocabularies of equal size with other tokens differ."""
   records = []
   for name, words in (("ours", "ab"), ("copy", "ab"), ("theirs", "cd")):
     (tmp_path / name).mkdir()
@@ -275,7 +274,7 @@ def test_a_vocabulary_is_known_by_its_words(tmp_path):
 
 @pytest.mark.slow
 def test_what_seqio_cached_by_itself_is_read(data):
-  """It has no record of its vocabulary."""
+  """A cache of seqio has no vocabulary record and is still read."""
   write(data)
   for path in pathlib.Path(data.cache_dir).rglob("t2t.json"):
     path.unlink()
@@ -288,7 +287,7 @@ def check(data):
 
 @pytest.mark.exhaustive
 def test_a_cache_that_cannot_be_used(data, tmp_path):
-  """What was looked for, and the command that writes it."""
+  """The error gives the missing file and the command that writes the cache."""
   with pytest.raises(
     UserError, match=r"cache_dir=.*: cache_test_pairs is not cached: there is no .*/COMPLETED; `t2t ca"
   ):
@@ -335,7 +334,7 @@ def test_a_split_that_was_not_cached(data):
 
 
 def run(capsys, *arguments):
-  """What `t2t` returns, prints and says on standard error."""
+  """Exit code, standard output and standard error of `t2t`."""
   code = command.main(list(arguments))
   return code, *capsys.readouterr()
 
@@ -346,7 +345,7 @@ def cache(capsys, data, *options, mixture=None):
 
 
 def test_without_beam(data, capsys, monkeypatch):
-  """Says what to install, before anything is read."""
+  """The error says what to install before anything is read."""
   monkeypatch.setitem(sys.modules, "apache_beam", None)
   code, _, error = cache(capsys, data)
   assert code == 2 and "t2t cache: error: Apache Beam cannot be imported" in error and ".[cache]" in error
@@ -354,7 +353,7 @@ def test_without_beam(data, capsys, monkeypatch):
 
 @needs_beam
 def test_caches_and_trains(data, capsys, tmp_path):
-  """From a file of tasks to a model that was trained on their cache, whose examples are those of the tasks."""
+  """Caching and training work from a task file; cached examples equal uncached ones."""
   registered = set(seqio.TaskRegistry.names())
   code, output, error = cache(capsys, data, mixture="cache_test_both")
   assert code == 0, error
@@ -388,7 +387,7 @@ def test_caches_and_trains(data, capsys, tmp_path):
 
 @needs_beam
 def test_what_is_complete_is_left(data, capsys):
-  """Until --overwrite; what is begun is made anew, and what is something else stays as it is."""
+  """Complete caches stay unless --overwrite is given; partial caches are rewritten and foreign folders stay."""
   folder = pathlib.Path(data.cache_dir) / data.mixture
   assert cache(capsys, data, "--splits", "train")[0] == 0
   before = (folder / "t2t.json").read_text()
@@ -415,7 +414,7 @@ def test_what_is_complete_is_left(data, capsys):
 
 @needs_beam
 def test_a_failure(data, capsys):
-  """In one line, and what was cached before stays; a command that cannot work is refused before it begins."""
+  """A failure is reported in one line and keeps earlier caches; invalid options are rejected first."""
   code, output, error = cache(capsys, data, mixture="cache_test_pairs,cache_test_fails")
   assert code == 2 and "caching cache_test_fails failed, and starts anew next time: " in error and "on purpose" in error
   assert "cache_test_pairs train: 60 examples" in output

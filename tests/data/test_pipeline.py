@@ -1,4 +1,4 @@
-"""Batches: resumed bit for bit, the same for any number of hosts, and refused with a clear message."""
+"""Batches: bit-exact resuming, independence of the number of hosts, and error messages."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from t2t.data.sources import file_validation
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
 TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6 + i % 9)) + f" {i}" for i in range(150)]
-ONE_EPOCH = 12  # so many batches of 8 hold more examples than the corpus makes
+ONE_EPOCH = 12  # batches of 8 that contain more examples than the corpus
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def assert_same(left, right):
 
 @pytest.mark.slow
 def test_features_and_their_shapes(data, mesh):
-  """seqio's model features, int32 except for the weights, which are 1 on every real target."""
+  """Features are seqio's model features, int32 except for the weights, which are 1 on real targets."""
   batch = take(batches(data, mesh), 1)[0]
   shapes = {name: (array.shape, str(array.dtype)) for name, array in batch.items()}
   assert shapes == {
@@ -81,7 +81,7 @@ def test_features_and_their_shapes(data, mesh):
 
 @pytest.mark.exhaustive
 def test_packed_sequences_hold_several_documents(data, mesh):
-  """Segment ids and positions say which tokens belong together."""
+  """Segment ids and positions separate the documents."""
   batch = take(batches(dataclasses.replace(data, pack=True), mesh), 1)[0]
   assert batch["encoder_segment_ids"].max(1).min() > 1
   np.testing.assert_array_equal(batch["encoder_segment_ids"] > 0, batch["encoder_input_tokens"] > 0)
@@ -95,7 +95,7 @@ def test_packed_sequences_hold_several_documents(data, mesh):
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("steps", [3, 2 * ONE_EPOCH])
 def test_restored_batches_go_on_bit_for_bit(data, mesh, pack, steps):
-  """Saved within an epoch and after one: a new iterator continues exactly where the old one was."""
+  """A new iterator resumes exactly from a position within an epoch and after one."""
   data = dataclasses.replace(data, pack=pack)
   iterator = batches(data, mesh)
   take(iterator, steps)
@@ -111,7 +111,7 @@ def test_restored_batches_go_on_bit_for_bit(data, mesh, pack, steps):
 
 @pytest.mark.exhaustive
 def test_seeds_and_epochs_differ(data, mesh):
-  """Another seed gives other batches, the same seed the same; the text returns in the next epoch with other noise."""
+  """Another seed gives other batches; the next epoch has other noise."""
   data = dataclasses.replace(data, pack=True)  # documents stay apart, so that they can be recognised
   first = take(batches(data, mesh), 2)
   assert_same(first, take(batches(data, mesh), 2))
@@ -125,7 +125,7 @@ def test_seeds_and_epochs_differ(data, mesh):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("num_hosts", [2])
 def test_the_number_of_hosts_changes_nothing(data, mesh, num_hosts):
-  """A global batch read by one host or by several, each with its own streams: the same rows in the same order."""
+  """A global batch has the same rows in the same order, read by one host or by several."""
   data = dataclasses.replace(data, num_streams=4)
   whole = take(batches(data, mesh), 3)
   per_host = 8 // num_hosts
@@ -149,7 +149,7 @@ def test_the_number_of_hosts_changes_nothing(data, mesh, num_hosts):
 
 
 def test_streams_for_any_layout_of_hosts():
-  """As many as divide the batch; best whole ones on each host, but hosts may share one."""
+  """The number of streams divides the batch and prefers whole streams per host; hosts may share a stream."""
   one = {0: {(0, 12)}}
   assert batch_iterator.choose_num_streams(one, batch_size=12) == 6
   assert batch_iterator.choose_num_streams({0: {(0, 8)}}, batch_size=8, documents=5) == 1
@@ -166,7 +166,7 @@ def test_streams_for_any_layout_of_hosts():
   apart = {(0, 2), (4, 6)}
   assert batch_iterator.host_streams(apart, batch_size=8, num_streams=4) == [0, 2]
   uneven = {0: {(0, 48)}, 1: {(48, 96)}, 2: {(96, 144)}}
-  assert batch_iterator.choose_num_streams(uneven, batch_size=144) == 24  # of those that three hosts divide
+  assert batch_iterator.choose_num_streams(uneven, batch_size=144) == 24  # multiple of three hosts
   with pytest.raises(
     UserError, match=r"num_streams=5 does not divide config.train.batch_size=12.*\[1, 2, 3, 4, 6, 12\]"
   ):
@@ -180,7 +180,7 @@ def test_rows_of_hosts(mesh):
 
 @pytest.mark.exhaustive
 def test_eval_batches_are_always_the_same(data, mesh):
-  """Two calls agree; the last batch is filled up with rows that weigh nothing."""
+  """Two calls agree; the last batch is padded with rows of weight 0."""
   data = dataclasses.replace(data, eval_files=data.files)
   first = pipeline.eval_batches(data, "encoder_decoder", mesh, batch_size=8, max_batches=100)
   second = pipeline.eval_batches(data, "encoder_decoder", mesh, batch_size=8, max_batches=100)
@@ -193,7 +193,7 @@ def test_eval_batches_are_always_the_same(data, mesh):
 
 @pytest.mark.slow
 def test_held_out_text_is_not_trained_on(data, mesh):
-  """Without eval_files: what is evaluated never occurs in an epoch of training."""
+  """Training never reads the held-out text if eval_files is not set."""
   data = dataclasses.replace(data, pack=True)
   held_out = pipeline.eval_rows(data, "encoder_decoder", batch_size=8, max_batches=9)
   assert sum(batch["decoder_loss_weights"].sum() for batch in held_out) > 0
@@ -218,12 +218,12 @@ def test_a_position_of_other_data_is_refused(data, mesh):
 
 
 def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
-  """Whatever is set otherwise is noticed, but for what the training data does not depend on, and where it lies."""
-  # Folders and files are known by what they hold.
+  """Every key that affects training data changes the fingerprint; locations and other keys do not."""
+  # Files and folders are identified by their contents.
   moves = {"files", "vocabulary", "cache_dir", "benchmark_dirs"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
   free |= {"max_bad_record_fraction", "allow_changed_files", "repeat_warning_epochs", "sources", "mixing_unit", "alpha"}
-  free |= {"dictionary", "switching_rate"}  # which count together
+  free |= {"dictionary", "switching_rate"}  # counted together
   free.add("language")  # counts where tags name it
   free |= {"labels", "columns", "prefix", "table"}  # of a table, which counts by `tables.identity`
 
@@ -235,7 +235,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   for key, value in dataclasses.asdict(data).items():
     if key not in free:
       other = (not value) if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else value + 1
-      other = "causal_lm" if key == "objective" else other  # one that there is
+      other = "causal_lm" if key == "objective" else other  # an existing objective
       assert identity(dataclasses.replace(data, **{key: other})) != own, key
   marked = dataclasses.replace(data, objective="annotated_masked_lm")
   pairs = dataclasses.replace(data, objective="translation_lm", translation=".txt=.fr.txt")
@@ -250,7 +250,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
 
 @pytest.mark.slow
 def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch):
-  """A corpus too large to be looked through: the pipeline itself names the line, and nothing hangs."""
+  """The pipeline names the bad line of a corpus that is too large to validate, and does not hang."""
   monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 0)
   monkeypatch.setattr(file_validation, "SAMPLED_RECORDS", 10)
   path = tmp_path / "train-1.jsonl"
@@ -261,7 +261,7 @@ def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch)
     take(iterator, 2 * ONE_EPOCH)
 
 
-# ---- What `check` refuses --------------------------------------------------------------------------------------------
+# ---- Errors of `check` -----------------------------------------------------------------------------------------------
 
 
 def check(data, *, batch_size=8, model_vocab_size=384, **model):
@@ -300,7 +300,7 @@ def test_a_vocabulary_that_does_not_fit_the_model(data):
 
 
 def test_an_objective_of_another_architecture(data):
-  """The message lists those that would do."""
+  """The error lists the objectives that fit."""
   with pytest.raises(
     UserError, match="config.data.objective=masked_lm does not fit .*=decoder_only; give one of: causal_lm"
   ):
@@ -325,7 +325,7 @@ def test_an_objective_of_another_architecture(data):
   ],
 )
 def test_a_sequence_longer_than_learned_positions(data, architecture, objective, longest, keys):
-  """One position too few is refused; what has other positions takes any length."""
+  """A maximum length below the sequence is rejected; models without a maximum accept any length."""
   data = dataclasses.replace(data, objective=objective)
   check(data, architecture=architecture, model_max_length=longest)
   check(data, architecture=architecture)
@@ -341,7 +341,7 @@ def test_a_corpus_smaller_than_a_batch(data):
 
 @pytest.mark.slow
 def test_a_corpus_of_no_example(tmp_path):
-  """The only document is held out; with other text to evaluate on, it fills no batch of two."""
+  """The only document is held out; with other evaluation text, it fills no batch of two."""
   (tmp_path / "a.txt").write_text("word\n")
   data = DataConfig(files=str(tmp_path / "a.txt"), vocabulary="bytes", inputs_length=32, targets_length=16)
   with pytest.raises(UserError, match="its only document is held out.* config.data.eval_files"):
@@ -385,7 +385,7 @@ def registered(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_users_own_mixture(registered, mesh):
-  """Found in a .py file, which is imported once, and resumed like files."""
+  """A .py file registers the mixture, is imported once, and resumes like files."""
   check(registered)
   check(registered)
   iterator = batches(registered, mesh, num_streams=2)
@@ -399,7 +399,7 @@ def test_a_users_own_mixture(registered, mesh):
 
 @pytest.mark.exhaustive
 def test_a_mixture_of_another_architecture(registered):
-  """What its tasks were made with is known, though the config does not name it."""
+  """The objective of registered tasks is known although the config does not name it."""
   with pytest.raises(
     UserError, match="config.data.mixture=pipeline_test_mixture: its objective span_corruption does no"
   ):
@@ -409,7 +409,7 @@ def test_a_mixture_of_another_architecture(registered):
 
 @pytest.mark.exhaustive
 def test_another_vocabulary_for_a_mixture(registered):
-  """The mixture is rebuilt with it, outside the registry."""
+  """The mixture is rebuilt with the vocabulary, outside the registry."""
   before = set(seqio.TaskRegistry.names())
   data = dataclasses.replace(registered, vocabulary="bytes", extra_ids=50)
   validation.check(data, batch_size=8, model_vocab_size=384)
@@ -440,7 +440,7 @@ def test_names_that_are_not_registered(registered, tmp_path):
 
 
 def test_shipped_tasks_cost_nothing_to_register(tmp_path):
-  """Neither the documentation nor a vocabulary is read before it is used."""
+  """Registration reads neither the documentation nor a vocabulary."""
   for name in ("docs", "c4", "wikipedia"):
     registry.task_or_mixture(f"{name}_span_corruption", modules=(f"t2t.tasks.{name}",))
   assert not (tmp_path / "cache").exists()
@@ -451,7 +451,7 @@ def test_tensorflow_sees_no_accelerator():
 
 
 def test_preprocessors_that_fail(tmp_path):
-  """Whatever they raise is told in a line, with the command that says which of them it was."""
+  """A failing preprocessor is reported in one line with the command that locates it."""
   (tmp_path / "fails.py").write_text(
     "import seqio, tensorflow as tf\n"
     "from t2t.data import objectives, vocabularies\n"

@@ -1,4 +1,4 @@
-"""What a model wrote, and what is right, as values."""
+"""Postprocessors: predictions and targets as values."""
 
 import json
 
@@ -31,7 +31,7 @@ def example(**fields):
 
 
 def test_a_label_is_the_one_that_the_text_names():
-  """Exactly, but for white space around it: "entailments" and "Neutral" are none of the three."""
+  """Only white space is ignored: "entailments" and "Neutral" are not labels."""
   postprocess = postprocessors.label(("entailment", "contradiction", "neutral"))
   texts = ["entailment", " neutral\n", "Neutral", "entailments", "it is neutral", "", "<unk>"]
   assert [postprocess(text) for text in texts] == [0, 2, -1, -1, -1, -1, -1]
@@ -71,7 +71,6 @@ def test_numbers():
 
 
 def test_pairs_of_axg():
-  """A target carries its pair."""
   postprocess = postprocessors.axg()
   assert postprocess("not_entailment", example(label=0, pair=7)) == 1
   assert postprocess("?", example(label=1, pair=7), is_target=True) == {"label": 1, "pair": 7}
@@ -101,7 +100,7 @@ def test_record_and_squad():
 
 
 def test_text_of_a_target_is_the_examples():
-  """The vocabulary has lost what it does not know."""
+  """The target is the original text, because the vocabulary loses unknown characters."""
   postprocess = postprocessors.text()
   assert postprocess(" Guten Tag ") == "Guten Tag"
   assert postprocess("Gr <unk>e", example(targets_pretokenized=" Grüße "), is_target=True) == "Grüße"
@@ -137,14 +136,14 @@ def test_a_noun_that_names_the_same(written, meant, expected):
 
 
 def test_the_target_of_wsc_is_its_label():
-  """Of a wrong candidate 0: a model that names another is right."""
+  """A wrong candidate has label 0, so a prediction of another noun is right."""
   fields = example(targets_pretokenized="Mark", label=0)
   assert postprocessors.wsc()("Mark", fields, is_target=True) == 0
   assert postprocessors.wsc()("Pete", fields) == 0
 
 
 def test_every_noun_of_wsc_names_itself():
-  """And no noun of the release is made of determiners alone, which could not be told from others."""
+  """The release has no noun of determiners only."""
   if not SUPERGLUE.exists():
     pytest.skip(f"{SUPERGLUE} is not there")
   lines = [line for name in ("train", "val", "test") for line in (SUPERGLUE / "WSC" / f"{name}.jsonl").open()]
@@ -159,7 +158,7 @@ def test_every_noun_of_wsc_names_itself():
 
 
 def test_what_counts_as_no_answer():
-  """None, the label -1, empty text; the number -1.0 is one, and so is every value of a postprocessor of one's own."""
+  """None, -1 and empty text are no answer; the number -1.0 and values of other postprocessors are answers."""
   no_answer = [None, -1, np.int64(-1), "", {"group": (0, 1), "value": -1}]
   assert all(postprocessors.is_unparseable(value) for value in no_answer)
   found = [0, 1, -1.0, 0.0, "no", [], [-1], np.array([-1, -1]), {"group": (0, 1), "value": 0}, {"start": -1}, True]

@@ -17,7 +17,7 @@ PASSAGE = {"passage": "Ann.", "query": "@placeholder", "entities": ["Ann", "Bob"
 
 
 def dataset_of(record):
-  """One record, as a source yields it: a list of nothing is of strings."""
+  """Data set of one record; an empty list is a list of strings."""
 
   def tensor(value):
     if isinstance(value, dict):
@@ -38,7 +38,7 @@ def plain(value):
 
 
 def run(function, record, **options):
-  """What a preprocessor makes of one record, as Python values."""
+  """Examples that a preprocessor makes of one record, as Python values."""
   examples = function(dataset_of(record), **options)
   return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
 
@@ -90,7 +90,6 @@ def docstring_example(function):
   ],
 )
 def test_docstring_examples(function, options):
-  """What a docstring shows is what the preprocessor does."""
   given, expected = docstring_example(function)
   assert [example for record in given for example in run(function, record, **options)] == expected
 
@@ -99,7 +98,7 @@ def test_docstring_examples(function, options):
   ("label", "target"), [(0.0, "0.0"), (5.0, "5.0"), (2.6, "2.6"), (4.923, "5.0"), (1.1, "1.2"), (-1.0, "<unk>")]
 )
 def test_similarities_are_rounded_to_a_fifth(label, target):
-  """As text with one digit; a test record has none."""
+  """Scores are written with one digit; a test record has none."""
   assert run(preprocessors.stsb, {"sentence1": "a", "sentence2": "b", "label": label, "idx": 0})[0]["targets"] == target
 
 
@@ -154,13 +153,13 @@ def test_answers_that_are_not_given():
 
 
 def test_a_query_is_evaluated_once():
-  """However many answers are right; all of them go along."""
+  """Evaluation keeps one example with all right answers."""
   (found,) = written(PASSAGE | {"answers": ["Ann", "Bob"], "training": False})
   assert (found["targets"], found["answers"]) == ("Ann", ["Ann", "Bob"])
 
 
 def test_each_answer_is_written():
-  """In training: the same text, with one answer after another."""
+  """Training has one example per answer, with the same inputs."""
   found = written(PASSAGE | {"answers": ["Ann", "Bob"], "training": True})
   inputs = "record query: @placeholder entities: Ann, Bob passage: Ann."
   assert [(each["inputs"], each["targets"]) for each in found] == [(inputs, "Ann"), (inputs, "Bob")]
@@ -169,7 +168,7 @@ def test_each_answer_is_written():
 
 @pytest.mark.parametrize("before", [".", "?", "!", '"', "'"])
 def test_highlights_become_sentences(before):
-  """With one full stop between them, unless another mark is there."""
+  """Highlights are joined by one full stop unless another mark is there."""
   record = PASSAGE | {"passage": f"A{before}\n@highlight\nB\n@highlight\nC", "answers": ["Ann"], "training": False}
   assert run(preprocessors.record, record)[0]["inputs"].endswith(f"passage: A{before} B. C")
 
@@ -187,14 +186,14 @@ def test_highlights_become_sentences(before):
   ],
 )
 def test_the_pronoun_is_marked(text, pronoun, index, marked):
-  """Stars stand around the word alone, wherever it is."""
+  """Stars surround the pronoun alone, at any position."""
   record = {"text": text, "span1_text": "Ann", "span2_text": pronoun, "span2_index": index, "label": 0, "idx": 0}
   assert run(preprocessors.wsc, record | {"training": False})[0]["inputs"] == f"wsc: {marked}"
 
 
 @pytest.mark.parametrize("label", [-1, 0, 1])
 def test_wrong_nouns_are_not_trained_on(label):
-  """Only a noun that is the right one says what to write; all are evaluated."""
+  """Training keeps right nouns only; evaluation keeps all."""
   record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "label": label, "idx": 0}
   assert len(run(preprocessors.only_right, record | {"training": True})) == (label == 1)
   assert len(run(preprocessors.only_right, record | {"training": False})) == 1

@@ -1,4 +1,4 @@
-"""What a preview holds, what it counts, and what it says when a task fails."""
+"""Previews: contents, counts and error messages."""
 
 import numpy as np
 import pytest
@@ -121,7 +121,7 @@ def test_unknown_tokens_are_counted():
   assert examples.summarize(previewed(task("unknown", [unknown]))[0]).unknown == 0.5
 
 
-# ---- What goes wrong -------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @seqio.map_over_dataset
@@ -160,7 +160,7 @@ def leave_out(dataset):
   ],
 )
 def test_a_task_that_fails(name, preprocessors, records, messages):
-  """The record, the preprocessor and its file are named."""
+  """The error names the record, the preprocessor and the file."""
   with pytest.raises(UserError) as error:
     previewed(task(name, preprocessors, records=records))
   message = str(error.value)
@@ -171,7 +171,7 @@ def test_a_task_that_fails(name, preprocessors, records, messages):
 
 @pytest.mark.exhaustive
 def test_a_record_far_behind_is_found():
-  """Record 75, whatever number of examples is asked for."""
+  """Record 75 is found for any number of examples."""
   records = [f"{i} x" if i != 74 else "74" for i in range(100)]
   with pytest.raises(UserError, match=r"record 75: .*second_word.*b?'74'"):
     previewed(task("far", [second_word, *PAIR], records=records))

@@ -1,4 +1,4 @@
-"""The door to what a run reads: a class for each kind of source, and a further one that a class and a row add."""
+"""Kinds of run sources: one class per kind, and a further kind added by a class and a row."""
 
 import pytest
 import seqio

@@ -1,4 +1,4 @@
-"""Windows: equal shares of a source, each record once an epoch, and any window found again from three integers."""
+"""Windows: equal shares, each record once an epoch, and any window restored from three integers."""
 
 import collections
 import dataclasses
@@ -117,7 +117,7 @@ def test_records_as_large_as_pieces_are_shared_out_evenly(tmp_path):
 
 
 def test_what_is_passed_over_is_not_parsed():
-  """To find a window again costs reading, and no more."""
+  """Skipped records are read but not parsed."""
   records = Numbered((1000,))
   (share,) = shard_order.shares(records.shards(), 1)
   order = shard_order.Order(share, (1,), 3000)
@@ -128,7 +128,7 @@ def test_what_is_passed_over_is_not_parsed():
 
 
 def test_a_share_without_a_record_ends():
-  """An epoch that holds nothing is not gone through for ever."""
+  """Empty epochs do not loop forever."""
   order = shard_order.Order((shard_order.Piece(0),), (1,), 1000)
   assert taken(order, Numbered((0,))) == []
 

@@ -1,4 +1,4 @@
-"""Answers that are parts of a text: windows of a context, what is asked there, and the best span over all of them."""
+"""Answers that are spans of a context: windows, targets and the best span over all windows."""
 
 import ast
 import dataclasses
@@ -58,7 +58,6 @@ def make(question, context, answer, *, length=200, framing=BERT):
 
 
 def test_docstring_example():
-  """What stands there is what is made of it."""
   vocabulary = vocabularies.load(shared("bert_uncased/vocab.txt"))
   text = re.sub(r"\s+", " ", inspect.getdoc(spans.make))
   given, expected = (ast.literal_eval(part) for part in re.search(r"In: ({.*?}) Out: ({.*?})", text).groups())
@@ -74,7 +73,7 @@ def test_docstring_example():
   strategies.integers(0, 90), strategies.integers(0, 500), strategies.data(), strategies.sampled_from([BERT, DECODER])
 )
 def test_windows_cover_the_context(question, number, data, framing):
-  """Each is behind the question and fits; 128 tokens are in two neighbours; each token is asked wherever it stands."""
+  """Windows fit the length and overlap by 128 tokens; each token is a candidate at its position."""
   first = data.draw(strategies.integers(0, max(number - 1, 0)))
   last = data.draw(strategies.integers(first, min(first + 60, max(number - 1, 0))))
   length = data.draw(strategies.integers(200, 400))
@@ -113,7 +112,7 @@ def example(**fields):
 
 
 def asked(records, *, length=256, vocabulary=BYTES, architecture="encoder_only"):
-  """What a head is asked of records, one window after another."""
+  """Head examples of records, one window after another."""
   spec = {name: tf.TensorSpec([None] * x.shape.rank, x.dtype) for name, x in records[0].items()}
   dataset = tf.data.Dataset.from_generator(lambda: iter(records), output_signature=spec)
   return head_examples.HeadFeatureConverter(vocabulary, architecture, HEAD, length, task="mine").convert_dataset(
@@ -127,7 +126,7 @@ LONG = " ".join(f"word{i}" for i in range(60)) + " and Zoë."  # 400 bytes
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("architecture", ["encoder_only", "encoder_decoder", "decoder_only"])
 def test_windows_are_examples_and_become_one_again(architecture):
-  """Each is asked by itself; the fields of the example are with all of them."""
+  """Each window is an example with the fields of its record."""
   start = LONG.index("Zoë")
   records = [example(context=LONG, answer_starts=[start], answer_texts=["Zoë"], id="a"), example(id="b")]
   apart = list(asked(records, architecture=architecture).as_numpy_iterator())
@@ -145,7 +144,7 @@ def test_windows_are_examples_and_become_one_again(architecture):
 
 @pytest.mark.exhaustive
 def test_right_answers_are_those_of_the_context():
-  """Not those that T5 reads, with spaces around punctuation; where none is right, it is either given or not."""
+  """Right answers are spans of the context, without T5's spaces around punctuation."""
   (found,) = asked([example(answers=["Bob ."], answer_texts=["Bob."])]).as_numpy_iterator()
   assert (found["answers"].tolist(), found["has_answer"]) == ([b"Bob."], True)
   nothing = {"answer_starts": [], "answer_texts": []}
@@ -165,14 +164,14 @@ def test_right_answers_are_those_of_the_context():
   ],
 )
 def test_an_answer_that_is_not_in_its_context(fields, message):
-  """Which record, which answer, and what stands there."""
+  """The error names the record, the answer and the text at the position."""
   with pytest.raises(tf.errors.OpError) as error:
     list(asked([example(id="q7", **fields)]).as_numpy_iterator())
   assert re.search(message, str(sources.user_error(error.value)))
 
 
 def test_no_room_for_a_window():
-  """Before anything is read; what would do is said, and does."""
+  """The length is checked before reading; the suggested length works."""
   with pytest.raises(UserError, match=r"config\.data\.inputs_length=194: mine reads .*inputs_length=195 or more"):
     asked([example()], length=194)
   where = dict(answer_starts=[0], answer_texts=["word0"])
@@ -196,7 +195,7 @@ def gathered(context, logits, **fields):
 @hypothesis.given(strategies.integers(1, 400), strategies.integers(0, 2**32 - 1), strategies.booleans())
 @hypothesis.settings(max_examples=25)
 def test_the_best_of_all_spans(context, seed, withheld):
-  """Of at most 30 tokens, from the 20 likeliest starts and ends; or none, where every window would rather have none."""
+  """The best span has at most 30 tokens and comes from the 20 likeliest starts and ends, or is empty."""
   random = np.random.default_rng(seed)
   found, text, logits = gathered(
     context,
@@ -220,7 +219,7 @@ def test_the_best_of_all_spans(context, seed, withheld):
 @hypothesis.given(strategies.integers(1, 400), strategies.integers(0, 2**32 - 1), strategies.booleans())
 @hypothesis.settings(max_examples=25)
 def test_a_row_has_the_likeliest_spans(context, seed, withheld):
-  """The answer of evaluation first of five, which differ and stand where they say; beside them that there is none."""
+  """The prediction of evaluation is the first of at most five distinct spans."""
   random = np.random.default_rng(seed)
   found, text, logits = gathered(
     context,
@@ -249,7 +248,7 @@ def test_a_row_has_the_likeliest_spans(context, seed, withheld):
 
 
 def test_a_span_that_two_windows_have_is_one():
-  """The likelier of them; its other likelihood is nobody's."""
+  """A span in two windows is listed once, with the higher likelihood."""
   found, text, _ = gathered(250, lambda numbers: None)
   windows = found["windows"]
   assert len(windows) == 2
@@ -264,7 +263,7 @@ def test_a_span_that_two_windows_have_is_one():
 
 
 def test_nowhere_to_answer():
-  """No span of any window is one: there is none, with no probability, unless there may be none."""
+  """Without a valid span the prediction is empty and has no probability."""
   found, text, _ = gathered(60, lambda numbers: None)
   logits = np.zeros((61, 2), np.float32)
   logits[41:, 0] = logits[1:21, 1] = 9.0  # all starts behind all ends
@@ -277,7 +276,7 @@ def test_nowhere_to_answer():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("architecture", "least"), [("encoder_only", 195), ("decoder_only", 196)])
 def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, least):
-  """The same windows; what was cut is of the question."""
+  """Windows equal those of a task; the cut tokens belong to the question."""
   convert = head_examples.HeadFeatureConverter(BYTES, architecture, HEAD, 256)
   for question, cut in (("Who?", 0), ("x" * 80, 16)):
     features, own_cut = convert({"question": question, "context": LONG})
@@ -307,7 +306,7 @@ def test_a_span_is_short_and_does_not_go_back():
 
 
 def test_a_sample_of_a_batch():
-  """Bounds in tokens of the context, from 1 on; the first position stands for no answer, and no span goes back."""
+  """Bounds are tokens of the context from 1; position 0 means no answer."""
   logits = np.zeros((9, 2), np.float32)
   logits[[3, 5], [0, 1]] = 1.0
   assert head_predictor.sample(HEAD, logits, np.array([3, 0, 0, 0, 0, 0, 0, 0, 0])) == ("tokens 3-5", "no answer")
@@ -357,7 +356,7 @@ def squad(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_who_knows_the_answers_is_right(squad):
-  """From released files through windows and logits to metrics; and of who knows nothing half is right."""
+  """Perfect logits score 100 from released files to metrics; uninformed logits score half."""
   need = head_examples.need_of(squad)
   assert (need.head, need.kind, need.number, need.labels, need.no_answer) == ("span", "span", 2, (), True)
   data = DataConfig(mixture="squad_v2", vocabulary="bytes", inputs_length=256)
@@ -386,7 +385,7 @@ def test_who_knows_the_answers_is_right(squad):
 
 
 def test_a_head_knows_whether_there_may_be_no_answer(squad):
-  """Of a task, of several, and of one that it is trained further on; no other kind of head has none."""
+  """no_answer is taken from one task, from several and from a restored head; other kinds of head reject it."""
   given = squad.replace(name="given", preprocessors=preprocessors.text_to_text(qa_preprocessors.spans))
   kept = lambda tasks, heads=(): [
     head.no_answer for head in head_examples.heads_of(tasks, toy.encoder(heads=heads), BYTES)
@@ -399,7 +398,7 @@ def test_a_head_knows_whether_there_may_be_no_answer(squad):
 
 
 def test_a_model_that_writes_reads_and_writes_text(squad):
-  """As T5 does; where there is no answer it says so."""
+  """Inputs and targets are T5's; unanswerable questions have the target "unanswerable"."""
   texts = list(squad.preprocessors[0](squad.source.get_dataset("train", shuffle=False)).as_numpy_iterator())
   assert [text["targets"].decode() for text in texts[:2]] == ["O ' Neil - 0", "unanswerable"]
   assert texts[0]["inputs"].decode().startswith("question: Whom ? context: word0 word1")
@@ -409,7 +408,7 @@ def test_a_model_that_writes_reads_and_writes_text(squad):
 
 @pytest.mark.exhaustive
 def test_the_command(tmp_path):
-  """Trains a head on spans and measures it: every question is answered once."""
+  """The command trains and evaluates a span head; each question has one answer."""
   data = ["--config.data.mixture=squad_v2", f"--config.data.benchmark_dirs.squad_v2={write(tmp_path, 3)}"]
   data += ["--config.data.task_modules=t2t.tasks.squad", "--config.data.inputs_length=256"]
   model = ["--config=tiny_bert", *trained.SMALL, *data]
@@ -428,7 +427,7 @@ def test_the_command(tmp_path):
 @pytest.mark.exhaustive
 @hypothesis.given(strategies.text("aé三☹", min_size=1, max_size=30), strategies.data())
 def test_an_answer_of_any_characters_is_found(context, data):
-  """In bytes, of which a character is up to four: the tokens of all its characters, and no others."""
+  """Targets cover all bytes of the answer's characters and no others."""
   first = data.draw(strategies.integers(0, len(context) - 1))
   behind = data.draw(strategies.integers(first + 1, len(context)))
   tokens = offsets.tokens_of(BYTES, context)

@@ -99,7 +99,7 @@ def test_a_name_without_a_counterpart_has_its_rewrite_in_the_error(load, line, s
 
 
 def test_every_name_of_the_page_runs_or_has_its_rewrite():
-  """As docs/from_t5x.md lists them; the functions that take their place exist."""
+  """Names of docs/from_t5x.md are available or have a rewrite; the replacement functions exist."""
   page = (folders.ROOT / "docs" / "from_t5x.md").read_text()
   table = page.partition("| `t5.data.preprocessors` | t2t |")[2].partition("\n## ")[0]
   rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]

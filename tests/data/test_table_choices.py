@@ -1,4 +1,4 @@
-"""Candidates of a table: which one a label names is decided for the whole column, or the table is refused."""
+"""Candidates of a table: label numbering is decided per column, or the table is rejected."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Values of a user's table: each is read as it is meant, or refused with its file and line."""
+"""Values of a user's table: parsed as intended, or rejected with file and line."""
 
 import csv
 import decimal

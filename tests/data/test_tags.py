@@ -1,4 +1,4 @@
-"""Tags of words: where each word is asked, entities as they are written and read again, and their metric."""
+"""Tags of words: positions, written entities and their metric."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ BERT = special_tokens.Framing((101,), (102,), (102,))
 HEAD = HeadConfig("ner", len(NAMES), "tag", NAMES)
 
 
-# ---- What is asked ---------------------------------------------------------------------------------------------------
+# ---- Positions -------------------------------------------------------------------------------------------------------
 
 
 def asked(words, tags, *, vocabulary=BYTES, length=100):
@@ -40,7 +40,7 @@ def make(words, tags, reading):
 
 
 def test_docstring_example(tmp_path):
-  """Pieces within a word are not asked."""
+  """Only the first token of a word has a tag."""
   (tmp_path / "vocab.txt").write_text("[PAD] [UNK] [CLS] [SEP] [MASK] ann lee ##s won".replace(" ", "\n"))
   found = asked(["Ann", "Lees", "won"], [1, 2, 0], vocabulary=vocabularies.load(str(tmp_path / "vocab.txt")))
   assert found == {
@@ -61,7 +61,7 @@ def test_docstring_example(tmp_path):
 )
 @hypothesis.settings(max_examples=50)
 def test_each_word_is_asked_at_its_beginning(words, length):
-  """In characters of more bytes than one, too; those that do not fit are left out, and all others are there."""
+  """Each word that fits has a tag, including words of multibyte characters."""
   tags = [i % 5 for i in range(len(words))]
   found = asked(words, tags, length=length)
   begins = [1 + len(" ".join([*words[:i], ""]).encode()) for i in range(len(words))]
@@ -84,7 +84,7 @@ def test_a_word_of_which_nothing_is_read():
 )
 @hypothesis.settings(max_examples=25)
 def test_words_that_somebody_gives_are_read_as_those_of_a_task(words, length):
-  """The same tokens, the same places; what was cut are tokens that a longer reading has."""
+  """Tokens and positions equal those of a task; the cut counts the tokens of a longer reading."""
   convert = head_examples.HeadFeatureConverter(BYTES, "encoder_only", HEAD, length)
   found, cut = convert({"words": words})
   reading = dataclasses.replace(convert.reading, length=200)  # more than nine words of five characters have bytes
@@ -187,7 +187,7 @@ def test_an_unknown_tag():
 
 @hypothesis.given(strategies.lists(strategies.sampled_from(NAMES), max_size=12), strategies.randoms())
 def test_what_is_written_is_read_again(tags, random):
-  """Whatever the words: each entity is found behind the one before, in words of that spelling."""
+  """Entities are found in order, for any words."""
   words = [f"w{i}" for i in range(len(tags))]
   text = postprocessors.written_tags(words, tags, NAMES)
   found = postprocessors.tags_of(text, words, NAMES)
@@ -221,7 +221,7 @@ def test_texts_that_models_write(text, expected):
 
 
 def test_an_i_that_goes_on_with_nothing_begins():
-  """As the script of CoNLL has it."""
+  """Entities follow the CoNLL script."""
   assert postprocessors.entities(["I-PER", "I-LOC", "I-LOC", "O", "I-LOC", "B-LOC"]) == [
     ("PER", 0, 1), ("LOC", 1, 3), ("LOC", 4, 5), ("LOC", 5, 6),
   ]  # fmt: skip
@@ -236,7 +236,6 @@ PARTS = ("DET", "NOUN", "VERB", "B", "PER-X")
 @pytest.mark.exhaustive
 @hypothesis.given(strategies.lists(strategies.sampled_from(PARTS), min_size=1, max_size=12))
 def test_a_word_s_own_tags_are_written_and_read_again(tags):
-  """As they are, whatever stands at their third letter."""
   words = [f"w{i}" for i in range(len(tags))]
   record = {"tokens": tf.constant(words), "pos": tf.constant([PARTS.index(tag) for tag in tags])}
   records = tf.data.Dataset.from_tensors(record)
@@ -249,7 +248,7 @@ def test_a_word_s_own_tags_are_written_and_read_again(tags):
 
 
 def test_a_word_that_is_not_asked_leaves_the_others_right():
-  """As one that a model has no room for, or no piece of."""
+  """Words without a token or beyond the length have no tag."""
   head = HeadConfig("pos", len(PARTS), "tag", PARTS)
   example = {"words": [b"the", b"cat", b"ran"], "asked_words": [0, 1], "tags": [0, 1, 2]}
   written, _ = head_predictor.answer(head, example, 8.0 * np.eye(len(PARTS))[[0, 1]])
@@ -265,7 +264,7 @@ def test_what_names_no_tags_is_no_answer(text):
 
 
 def test_word_accuracy():
-  """Two of five words; what was not told of is wrong."""
+  """Two of five words are right; missing words count as wrong."""
   assert task_metrics.word_accuracy([["A", "B"], ["A"], ["C", "D"]], [["A", "C"], None, ["C"]]) == {
     "word_accuracy": pytest.approx(40.0)
   }
@@ -302,7 +301,7 @@ _TAGS = strategies.lists(strategies.sampled_from(NAMES), min_size=1, max_size=8)
 @pytest.mark.exhaustive
 @hypothesis.given(strategies.lists(strategies.tuples(_TAGS, _TAGS), min_size=1, max_size=4))
 def test_entity_f1_against_its_definition(pairs):
-  """Twice the entities that both have, over those of either."""
+  """F1 is twice the shared entities divided by the entities of both sides."""
   pairs = [(right[: len(told)], told[: len(right)]) for right, told in pairs]
   right, told = (
     {(i, *each) for i, pair in enumerate(pairs) for each in postprocessors.entities(pair[side])} for side in (0, 1)

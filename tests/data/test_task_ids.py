@@ -1,4 +1,4 @@
-"""What rows say of the tasks that their texts are of, whatever else is read, and however many texts a row has."""
+"""Task ids of rows, for packed and unpacked texts."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ CASES = {
 
 @pytest.fixture
 def typed(tmp_path):
-  """Text of two tasks, told apart by their letters, as one types it; poems come first in the adapter's names."""
+  """Text of two tasks with distinct letters; the adapter lists poems first."""
   found = []
   for name, letters in LETTERS.items():
     lines = ("".join(chr(letters[(i + j) % 2]) for j in range(6 + i % 17)) for i in range(90))
@@ -79,7 +79,7 @@ def test_each_position_has_the_number_of_its_task(case, pack, typed):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_all_else_is_as_without(case, typed):
-  """Ids, weights, segments and positions are those of a run that tells no tasks."""
+  """Ids, weights, segments and positions equal a run without task ids."""
   config = run_of(case, typed, pack=True)
   plain = dataclasses.replace(config, sections={})
   for found, expected in zip(
@@ -112,7 +112,7 @@ def test_what_a_task_has_padded_stays_padding(architecture, pack):
 
 
 def test_numbers_stay_where_others_are_read(typed, tmp_path):
-  """They are places among the adapter's names: one source alone, or another in front, changes none."""
+  """Ids are positions in the adapter's names, independent of the sources."""
   alone = [typed[0], *typed[2:]]
   assert train_data.task_numbers_of(run_of("bert", alone)) == {"news": 1}
   more = [*typed[:2], f"--config.data.sources.ads.files={tmp_path}/news.txt", "--config.data.vocabulary=bytes"]
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused(typed, options, message):
 
 
 def test_files_without_a_name_are_refused(typed):
-  """Several tasks, and nothing says which one the files are of; a single one is theirs."""
+  """Unnamed files are rejected with several tasks and accepted with one."""
   files = [f"--config.data.files={typed[0].partition('=')[2]}", "--config.data.vocabulary=bytes"]
   with pytest.raises(UserError, match="files=.*news.txt has no name .* --config.data.sources.poems.files="):
     train_data.check(run_of("bert", [*files, "--config.pals.tasks=poems,news"]))
@@ -154,7 +154,7 @@ def test_files_without_a_name_are_refused(typed):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_texts_that_heads_answer_say_their_task(module, pack):
-  """Of registered tasks with a head each: what is asked of a text is what its task asks."""
+  """Rows of registered tasks with a head each have the id of their task."""
   names = ("odd_tags", "odd_label")
   typed = [f"--config.data.mixture={','.join(names)}", f"--config.data.task_modules={module}"]
   typed += [f"--config.pals.tasks={','.join(names)}", "--config.data.vocabulary=bytes"]

@@ -1,4 +1,4 @@
-"""What stands in front of a task's inputs: of the shipped tasks it is what their examples begin with."""
+"""Prefixes of task inputs, checked against the examples of shipped tasks."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def test_prefixes_of_shipped_tasks(name, expected):
 
 
 def test_a_prefix_is_what_an_example_begins_with():
-  """Of each function that writes one, by the example of its docstring's kind."""
+  """Each function that writes a prefix reports it."""
   from t2t.data import tf
 
   options = {"prefix": "nli", "fields": ("first", "second"), "labels": ("no", "yes")}
@@ -50,7 +50,7 @@ def test_a_prefix_is_what_an_example_begins_with():
 
 
 def test_a_run_says_what_it_was_trained_on():
-  """Its sources, each as its own; a module that nobody named is not imported for it."""
+  """Known prefixes come from the sources; no further module is imported."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   assert prompt_builder.known_prefixes(source) == ()
   data = source.run["data"]

@@ -1,4 +1,4 @@
-"""Which tasks: mixed, adapted and chosen by name; and benchmarks as training and evaluation get them."""
+"""Task resolution: mixtures, adapted tasks, selection by name and benchmarks."""
 
 import dataclasses
 import functools
@@ -85,7 +85,6 @@ def test_several_names_are_mixed_by_numbers_of_examples(data):
 
 
 def test_a_mixture_among_several_gives_its_tasks():
-  """Each task once, whatever names it."""
   found = task_resolution.named("squad, super_glue,super_glue_cb", modules=())
   assert len(found.tasks) == 9
   assert {task.name for task in found.tasks} >= {"squad", "super_glue_cb", "super_glue_record"}
@@ -105,7 +104,7 @@ def test_a_mixture_among_several_gives_its_tasks():
   ],
 )
 def test_names_that_cannot_be_mixed(mixture, message):
-  """Which one, and why."""
+  """The error names the task and the reason."""
   with pytest.raises(UserError, match=message):
     task_resolution.named(mixture, modules=())
 
@@ -172,7 +171,7 @@ def test_different_vocabularies():
 
 
 def test_a_bad_line_is_found_before_training(data, folder):
-  """Wherever it stands in the file, in training or validation."""
+  """The error names the line in training or validation."""
   (folder / "COPA" / "val.jsonl").write_text('{"premise": "p"}\n')
   with pytest.raises(UserError, match=r"val\.jsonl, line 1: has no field 'choice1'"):
     check(data)
@@ -260,7 +259,7 @@ def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
   ],
 )
 def test_tasks_by_short_names(data, mixture, names, found):
-  """What a name ends in, in the mixture first and then among its benchmark's; names as registered come out."""
+  """Names match a suffix in the mixture first, then in its benchmark."""
   tasks = pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, benchmark_dirs={}), "encoder_decoder", names)
   assert [task.name for task in tasks] == found
   assert all(task.output_features["targets"].vocabulary.vocab_size == 359 for task in tasks)
@@ -280,7 +279,7 @@ def test_tasks_by_short_names(data, mixture, names, found):
   ],
 )
 def test_names_that_are_refused(data, mixture, name, message):
-  """Listing what there is."""
+  """The error lists the valid names."""
   with pytest.raises(UserError, match=message):
     pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, benchmark_dirs={}), "encoder_decoder", [name])
 
@@ -363,7 +362,7 @@ def test_restored_batches_of_benchmarks_go_on_bit_for_bit(data, steps):
 
 @pytest.mark.exhaustive
 def test_a_small_task_is_not_split_into_too_many_streams(data):
-  """As many as leave each some records, chosen from the smallest task; more are possible if the user wants them."""
+  """The smallest task limits the number of streams; the user may set more."""
   mesh = sharding.make_mesh({"fsdp": -1})
   few = dataclasses.replace(data, train_split="train8", num_streams=0)
   iterator = pipeline.train_batches(few, "encoder_decoder", mesh, batch_size=8, seed=1)
@@ -421,7 +420,7 @@ def test_winogender_pairs():
 
 @pytest.mark.exhaustive
 def test_a_task_that_comes_with_t2t_is_named_with_its_module():
-  """Where nothing has imported it yet, which a new process shows."""
+  """A new process shows the error before the module is imported."""
   program = "from t2t.data import task_resolution; task_resolution.named('udpos', modules=())"
   told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
   assert (

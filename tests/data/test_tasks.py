@@ -1,4 +1,4 @@
-"""Registered tasks from files as released, and from TensorFlow Datasets: what is written, and what heads are asked."""
+"""Registered tasks from released files and from TensorFlow Datasets: text and head examples."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def examples(task, split, **lengths):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RELEASED)
 def test_files_as_they_are_released(name, tmp_path):
-  """What is written of the first record, and that a model that has written it is right; what a head is asked."""
+  """The first record has the expected text and head example, and its target scores as right."""
   files, (inputs, targets), need = RELEASED[name]
   write(tmp_path, files)
   task = released(name, tmp_path)
@@ -183,7 +183,7 @@ def test_files_as_they_are_released(name, tmp_path):
 KINDS = {name: need.kind for name, (*_, need) in RELEASED.items()}
 KINDS |= {"squad": "span", "squad_v2": "span", "xnli_en": "class", "paws_x_wiki_en": "class"}
 KINDS |= {"xquad_en": "span", "xquad_ar": "span", "tydiqa_goldp_sw": "span"}
-del KINDS["masakhaner_yor"]  # of which there are but files
+del KINDS["masakhaner_yor"]  # files only
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_tensorflow_datasets_have_the_fields(name):
       dataset = needs.formatted(task, task.source.get_dataset(split, shuffle=False))
       assert kinds.kind_of(dataset.element_spec) == KINDS[name]
       if name.startswith(("hellaswag", "xnli", "tydiqa")):
-        continue  # made-up records have labels, languages and ids that are none
+        continue  # made-up records have invalid labels, languages and ids
       found = list(dataset.as_numpy_iterator())
       assert len(found) == 2
       for each in found:
@@ -235,7 +235,7 @@ def test_c4_is_read_in_every_version_3(version, tmp_path):
 
 @pytest.mark.parametrize("name", ["c4_prefix_lm", "wikipedia_prefix_lm", "wmt_en_de", "cnn_dailymail", "xsum"])
 def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypatch):
-  """Whatever is asked first; before anything is downloaded, where Beam would have to prepare it."""
+  """The error comes before a download if Beam would have to prepare the data set."""
   registry.load(f"t2t.tasks.{TFDS_MODULES[name]}")
   source = seqio.TaskRegistry.get(name).source
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
@@ -295,7 +295,7 @@ def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypa
   ],
 )
 def test_what_is_wrong_with_files(name, file, text, message, tmp_path):
-  """The key that led there, file and line."""
+  """The error gives the config key, the file and the line."""
   write(tmp_path, {file: text} | ({"b-ud-train.conllu": text} if file.startswith("a-ud") else {}))
   task = released(name, tmp_path)
   key = task.source.folder_key
@@ -305,7 +305,7 @@ def test_what_is_wrong_with_files(name, file, text, message, tmp_path):
 
 @pytest.mark.slow
 def test_a_test_set_without_labels(tmp_path):
-  """HellaSwag's: candidates are asked, and none is right."""
+  """HellaSwag's test records have candidates and no right one."""
   write(tmp_path, {"hellaswag_test.jsonl": json.dumps({name: x for name, x in SWAG.items() if name != "label"})})
   task = released("hellaswag", tmp_path)
   (found,) = examples(task, "test")
