@@ -248,7 +248,7 @@ def test_a_word_s_own_tags_are_written_and_read_again(tags):
 
 
 def test_a_word_that_is_not_asked_leaves_the_others_right():
-  """Words without a token or beyond the length have no tag."""
+  """Words without a prediction are read as O."""
   head = HeadConfig("pos", len(PARTS), "tag", PARTS)
   example = {"words": [b"the", b"cat", b"ran"], "asked_words": [0, 1], "tags": [0, 1, 2]}
   written, _ = head_predictor.answer(head, example, 8.0 * np.eye(len(PARTS))[[0, 1]])
