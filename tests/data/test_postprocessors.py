@@ -16,7 +16,7 @@ SUPERGLUE = folders.SHARED / "data" / "superglue"
 
 
 def example(**fields):
-  """As tf.data gives it: NumPy values, bytes."""
+  """Returns an example as tf.data yields it: NumPy values, bytes."""
   return {
     name: np.array([text.encode() for text in value], object)
     if isinstance(value, list) and all(isinstance(text, str) for text in value)

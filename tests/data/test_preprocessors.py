@@ -120,7 +120,7 @@ def test_a_label_that_is_not_given(function, options, record):
 
 
 def test_candidates_in_fields_of_their_own():
-  """As SWAG has them; a test record has no label, and a record's number is kept."""
+  """Candidates may be separate fields, as in SWAG; a test record has no label, and a record's number is kept."""
   record = {"sent": "a", "one": "b", "two": "c", "gold": -1, "idx": 7}
   (found,) = run(preprocessors.choices, record, prefix="x", fields=("sent",), candidates=("one", "two"), label="gold")
   assert (found["inputs"], found["targets"]) == ("x sent: a choice1: b choice2: c", "<unk>")

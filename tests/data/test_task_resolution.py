@@ -162,7 +162,6 @@ def test_data_that_is_refused(data, changes, message):
 
 
 def test_different_vocabularies():
-  """One is needed for all."""
   cb = seqio.TaskRegistry.get("super_glue_cb")
   one, other = (task_resolution.adapt(cb, vocabulary=vocabularies.load("bytes", extra_ids=ids)) for ids in (100, 200))
   both = seqio.Mixture("both", [(one, 1), (other.replace(name="other"), 1)])
