@@ -184,7 +184,7 @@ def test_an_example(printed):
     "  inputs_pretokenized   ab",
     "  targets_pretokenized  a",
     "  extra                 7",
-    "the model (encoder_decoder) gets",
+    "features of the model (encoder_decoder)",
     "  encoder_input_tokens   int32 [4]    100 101 1 0",
     "  decoder_target_tokens  int32 [4]    100 1 0 0",
     "  decoder_input_tokens   int32 [4]    0 100 1 0",
@@ -244,8 +244,8 @@ def test_colours(printed, monkeypatch):
 def test_spans_are_shown_as_the_objective_makes_them(printed):
   text = printed("show", "show_test_span_corruption", "--config.data.inputs_length=64", "--examples", "1")
   assert "objective      span_corruption" in text and "architecture   encoder_decoder" in text
-  assert "Records are mixed, joined, cut or left out" in text
-  assert "<extra_id_0>" in text and "of the text is taken out of the inputs" in text
+  assert "Records are mixed, joined, split or dropped" in text
+  assert "<extra_id_0>" in text and "of the text is removed from the inputs" in text
 
 
 @pytest.mark.exhaustive
@@ -306,7 +306,7 @@ def test_what_a_head_is_asked(printed, tmp_path):
     ["2", "5", "6", "7", "3", "8", "9", "3"],
     ["^"],
   ]
-  assert "asked                 match, and right is yes" in text
+  assert "asked                 match; the right answer is yes" in text
   assert re.search(r"encoder_answer_targets +int32 \[\d+\] +1 0 0", text)
   with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the training config"):
     printed("show", "show_test_labelled", "--config.init.checkpoint=runs/bert")
@@ -317,7 +317,7 @@ def test_files_of_ones_own(printed, tmp_path):
   (tmp_path / "text.txt").write_text("".join(f"a line of text, number {i}\n" for i in range(200)))
   arguments = (f"--config.data.files={tmp_path}/*.txt", "--config.data.vocabulary=bytes")
   text = printed("show", *arguments, "--config.data.inputs_length=64", "--examples", "1", "--split", "train")
-  assert "split          train; there are train, validation" in text and "a line of text, number" in text
+  assert "split          train (available: train, validation)" in text and "a line of text, number" in text
 
 
 @pytest.mark.parametrize(

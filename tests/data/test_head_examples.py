@@ -303,7 +303,7 @@ def other_options(dataset):
 def test_a_task_without_options():
   """The message lists the features that a head needs, and an alternative."""
   with pytest.raises(
-    UserError, match=r"odd: no head answers it: its examples have inputs, targets, and none of .*opti"
+    UserError, match=r"odd: no head can answer this task\. Its examples have the fields inputs, targets; .*opti"
   ):
     head_examples.need_of(task(RECORDS, without_options))
 
@@ -313,7 +313,7 @@ def test_options_that_differ():
   found = task(RECORDS, other_options)
   need = head_examples.need_of(found)
   with pytest.raises(
-    tf.errors.OpError, match="UserError: odd: an example has the options a, c, and the first one a, b"
+    tf.errors.OpError, match="UserError: odd: an example has the options a, c, but the first example has a, b"
   ):
     examples(found, HeadConfig(need.head, 2, labels=need.labels, reads="first"))
 
@@ -322,7 +322,7 @@ def test_a_label_outside_of_the_options():
   """The error names the label before training, when the first examples are made."""
   found = task([RECORDS[0], RECORDS[1] | {"label": 2}])
   found = found.replace(preprocessors=[_without_targets, *found.preprocessors[1:]])
-  with pytest.raises(tf.errors.OpError, match="UserError: odd: an example has the label 2, but there are 2 classes"):
+  with pytest.raises(tf.errors.OpError, match="UserError: odd: the label 2 is out of range"):
     examples(found, HeadConfig("odd", 2, labels=LABELS, reads="first"))
 
 
@@ -346,7 +346,7 @@ def test_more_candidates_than_fit():
     (HeadConfig("sure", 3), r"sure is a class head with 3 classes, and odd needs a class head with 2 \(no, yes\)"),
     (HeadConfig("sure", 1, "score"), "sure is a score head with 1 classes"),
     (HeadConfig("sure", 2, labels=("no", "maybe")), r"sure is a class head with 2 classes \(no, maybe\)"),
-    (HeadConfig("other", 2), "odd is answered by a head 'sure', which the model has not; it has other"),
+    (HeadConfig("other", 2), "odd: the model has no head 'sure' to answer this task; its heads: other"),
   ],
 )
 def test_a_head_of_another_kind(head, message):
@@ -360,7 +360,7 @@ def test_two_tasks_of_one_name():
   same = head_examples.heads_of([task(), task(name="even")], BERT_LIKE, BYTES)
   assert [head.name for head in same] == ["sure"]
   other = functools.partial(preprocessors.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
-  with pytest.raises(UserError, match="odd and even both ask a head 'sure', with 2 and 3 classes"):
+  with pytest.raises(UserError, match="odd and even need different heads with the name 'sure': 2 and 3 classes"):
     head_examples.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)
 
 
@@ -368,7 +368,7 @@ def test_two_tasks_of_one_name():
 @pytest.mark.parametrize(
   ("labels", "message"),
   [
-    ((1, 2, 0), "answers_before: an example has the label 2, but there are 2 classes, from 0 on: no, yes"),
+    ((1, 2, 0), "answers_before: the label 2 is out of range. Correct it .* has 2 classes, numbered from 0: no, yes"),
     ((-1, -1, -1), "answers_before: none of the first examples of split 'train' has an answer to learn from. Set"),
   ],
 )

@@ -155,7 +155,7 @@ def leave_out(dataset):
     ("python", [in_python, *PAIR], ["a 1", "b 2", "c x"], [", record 3: preprocessor 1 of 4, in_python", "'x'", "c x"]),
     ("build", [wrong_key, *PAIR], TEXTS, [": preprocessor 1 of 4, wrong_key", "KeyError: 'txt'", "text (str"]),
     ("output", PAIR[:1], TEXTS, ["incorrect type for feature 'inputs'", "yield inputs (string, rank 0)"]),
-    ("nothing", [leave_out, *PAIR], TEXTS, ["its preprocessors leave none of the source's records"]),
+    ("nothing", [leave_out, *PAIR], TEXTS, ["its preprocessors drop all records of the source"]),
     ("empty", PAIR, [], ["source has no record"]),
   ],
 )
