@@ -253,7 +253,7 @@ def _is_complete(task: seqio.Task, job: CacheJob) -> bool:
   offline_cache.check_record(task, offline_cache.read_json(record), where=where, remedy=remedy)
   for split in job.splits_of(task):
     if not tf.io.gfile.exists(seqio.get_cached_info_path(folder, split)):
-      raise UserError(f"{where}: {task.name} is cached without split {split}; {remedy}")
+      raise UserError(f"{where}: {task.name} is cached without split {split}. {remedy}")
   return True
 
 

@@ -113,7 +113,7 @@ def test_the_list_has_every_task_that_comes_with_t2t(printed):
   assert {name for module in registry.shipped() for name in registry.load(module)} <= set(names)
   assert len(names) == len(set(names))
   assert max(map(rich.cells.cell_len, lines)) <= 80
-  assert any(line.startswith("t2t.tasks.docs: The embedded default") for line in lines)
+  assert any(line.startswith("t2t.tasks.docs: The default data") for line in lines)
 
 
 @pytest.mark.parametrize("objective", objectives.OF_TEXT)

@@ -86,7 +86,7 @@ def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
   assert {key: rest[key] for key in ("step", "train/loss", "eval/loss")} == {
     key: whole[key] for key in ("step", "train/loss", "eval/loss")
   }
-  assert ("passing over the" in "".join(capsys.readouterr())) == (made() is not random_batches)
+  assert ("skipping the" in "".join(capsys.readouterr())) == (made() is not random_batches)
 
 
 @pytest.mark.exhaustive
@@ -273,7 +273,7 @@ GOOD = next(random_batches())
   [
     (
       [1, 2],
-      r"^batches, batch 1 is list: give a dict of arrays; this config's model takes encoder_input_tokens \[8, 48",
+      r"^batches, batch 1 is list\. Give a dict of arrays; this config's model takes encoder_input_tokens \[8, 48",
     ),
     (
       GOOD | {"encoder_input_token": 0},

@@ -322,7 +322,7 @@ def test_a_label_outside_of_the_options():
   """The error names the label before training, when the first examples are made."""
   found = task([RECORDS[0], RECORDS[1] | {"label": 2}])
   found = found.replace(preprocessors=[_without_targets, *found.preprocessors[1:]])
-  with pytest.raises(tf.errors.OpError, match="UserError: odd: the label 2 is out of range"):
+  with pytest.raises(tf.errors.OpError, match="UserError: odd: the label 2 is out of range.* has 2 classes"):
     examples(found, HeadConfig("odd", 2, labels=LABELS, reads="first"))
 
 
@@ -336,14 +336,16 @@ def _without_targets(dataset):
 def test_more_candidates_than_fit():
   """The message has the number of candidates and a remedy."""
   record = {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0}
-  with pytest.raises(tf.errors.OpError, match=r"UserError: config.data.inputs_length=11: an example has 2 candidates"):
+  with pytest.raises(
+    tf.errors.OpError, match=r"UserError: config.data.inputs_length=11: too short for an example with 2 candidates"
+  ):
     examples(task([record], preprocessors.copa), HeadConfig("copa", 1, "choice", reads="first"), length=11)
 
 
 @pytest.mark.parametrize(
   ("head", "message"),
   [
-    (HeadConfig("sure", 3), r"sure is a class head with 3 classes, and odd needs a class head with 2 \(no, yes\)"),
+    (HeadConfig("sure", 3), r"sure is a class head with 3 classes, but odd needs a class head with 2 \(no, yes\)"),
     (HeadConfig("sure", 1, "score"), "sure is a score head with 1 classes"),
     (HeadConfig("sure", 2, labels=("no", "maybe")), r"sure is a class head with 2 classes \(no, maybe\)"),
     (HeadConfig("other", 2), "odd: the model has no head 'sure' to answer this task; its heads: other"),

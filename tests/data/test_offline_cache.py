@@ -317,7 +317,8 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
     check(data)
   (folder / "COMPLETED").unlink()
   with pytest.raises(
-    UserError, match="cache_test_pairs is cached only in part: there is no .*`t2t cache --mixture cac"
+    UserError,
+    match="cache_test_pairs is cached only in part, because .* does not exist. Write it with `t2t cache --mixture cac",
   ):
     check(data)
 
@@ -393,7 +394,7 @@ def test_what_is_complete_is_left(data, capsys):
   before = (folder / "t2t.json").read_text()
   code, output, _ = cache(capsys, data, "--splits", "train")
   assert code == 0 and "cache_test_pairs is cached already:" in output and "0 of 1 tasks written" in output
-  assert "cached without split validation; give --overwrite" in cache(capsys, data)[2]
+  assert "cached without split validation. Give --overwrite" in cache(capsys, data)[2]
   other = ("--vocabulary", "bytes", "--extra_ids", "50", "--splits", "train")
   assert "cached with another vocabulary (359 ids) than" in cache(capsys, data, *other)[2]
   assert (folder / "t2t.json").read_text() == before

@@ -83,7 +83,7 @@ def test_a_further_kind_is_shown(generated, capsys, monkeypatch):
   tasks.main(["show", "--config.data.files=generated:40", "--config.data.vocabulary=bytes", "--examples", "1"])
   lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
   assert lines[0] == "generated:40" and "source a generator" in lines
-  assert "split validation; there are train, validation" in lines and "40 and 41 are neighbours" in " ".join(lines)
+  assert "split validation (available: train, validation)" in lines and "40 and 41 are neighbours" in " ".join(lines)
 
 
 def test_a_further_kind_is_mixed_with_others(generated, tmp_path):

@@ -172,7 +172,9 @@ def test_an_answer_that_is_not_in_its_context(fields, message):
 
 def test_no_room_for_a_window():
   """The length is checked before reading; the suggested length works."""
-  with pytest.raises(UserError, match=r"config\.data\.inputs_length=194: mine reads .*inputs_length=195 or more"):
+  with pytest.raises(
+    UserError, match=r"config\.data\.inputs_length=194: too short, because mine reads .*inputs_length=195 or more"
+  ):
     asked([example()], length=194)
   where = dict(answer_starts=[0], answer_texts=["word0"])
   assert len(list(asked([example(context=LONG, question="x" * 99, **where)], length=195))) > 100
@@ -289,7 +291,9 @@ def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, l
       assert {name: x.tolist() for name, x in features.items()} == {
         name: row[name].numpy().tolist() for name in features
       }
-  with pytest.raises(UserError, match=f"--inputs_length 100: a context is read in windows.*give {least} or more"):
+  with pytest.raises(
+    UserError, match=f"--inputs_length 100: too short, because a context is read in windows.*Give {least} or more"
+  ):
     head_examples.HeadFeatureConverter(BYTES, architecture, HEAD, 100).check("--inputs_length")
 
 

@@ -223,7 +223,7 @@ def test_a_line_without_a_context_or_a_question(marked, run):
     (
       {"question": "a", "context": "b"},
       ("--head=span", "--inputs_length=194"),
-      "--inputs_length 194: a context is read",
+      "--inputs_length 194: too short, because a context is read",
     ),
   ],
 )

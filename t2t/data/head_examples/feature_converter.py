@@ -146,9 +146,8 @@ class HeadFeatureConverter:
     """Converts one example without an answer.
 
     Args:
-      example: texts and lists of texts, under the names of the fields in tasks' examples: "inputs", or "parts" in
-        reading
-        order, "candidates", "words", "question" and "context".
+      example: texts and lists of texts, under the field names of tasks: "inputs", or "parts" in reading order,
+        "candidates", "words", "question" and "context".
     """
     kind = self._kind_of(example)
     texts = {

@@ -135,8 +135,7 @@ class QuestionKind:
     head: kind of the head that answers.
     number: number of classes of the head; 0: as many as options.
     windows: features of `make` that have one row per window; empty: an example is one row.
-    check: (reading, the flag that sets the length, "" for the config) -> None; raises UserError if the length is too
-      small.
+    check: (reading, the flag that sets the length, "" for the config) -> None; raises UserError if it is too small.
     unanswered: question -> fields of an unknown answer; None: inference does not support this kind.
     cut: (question, output of `make`, reading) -> number of tokens of the question that did not fit.
   """

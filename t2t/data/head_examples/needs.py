@@ -130,8 +130,7 @@ def heads_of(
 
 
 def _head_of_name(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
-  """Returns the head with the needed name, or the model's only head if its name is just its kind (as in
-  transformers)."""
+  """Returns the head with the needed name, or the model's only head if its name is its kind (as in transformers)."""
   named = [head for head in heads if head.name == need.head]
   if not named and len(heads) == 1 and heads[0].name == heads[0].kind == need.kind:
     return heads[0]
@@ -221,8 +220,7 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
 
 
 def is_answered(provider: task_resolution.Provider) -> bool:
-  """Returns True if no task is a pre-training objective, and each has metrics or the fields of a question for a
-  head."""
+  """Returns True if no task is a pre-training objective, and each has metrics or fields of a question for a head."""
   return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in task_resolution.tasks_of(provider))
 
 

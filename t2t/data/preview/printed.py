@@ -177,8 +177,7 @@ class _Tokens:
       self._print_tokens(ids, name, np.full(len(ids), name == "targets"))
 
   def _loss_weights(self, example: Mapping[str, Any]) -> np.ndarray | None:
-    """Returns which positions of the inputs count in the loss, bool [length]; None if the task does not determine
-    it."""
+    """Returns which positions of the inputs count in the loss, bool [length]; None if the task does not say."""
     if "answer_heads" in example and "loss_weights" not in example:
       return np.asarray(example["answer_heads"]) > 0
     if "loss_weights" in example:
