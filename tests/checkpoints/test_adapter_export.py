@@ -55,7 +55,7 @@ def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
   """The adapter is bit-identical, and the base's arrays have the same digests."""
   run, base = trained.adapter("encoder_decoder", *LORA), trained.workdir("encoder_decoder")
   assert convert(folder, "t2t", tmp_path / "back", "--base", base) == 0
-  assert "lies on top of" in capsys.readouterr().out
+  assert "refers to its base" in capsys.readouterr().out
   assert_same(added(tmp_path / "back"), added(run))
   found, before = (restore.read_base(restore.checkpoint_folder(str(path))) for path in (tmp_path / "back", run))
   assert found.entries == before.entries and found.path == before.path

@@ -154,7 +154,7 @@ def test_a_request_names_its_task(run, tmp_path):
     body = {"inputs": LINES[0]["inputs"], "max_length": 6, "adapter": task}
     (*_, found) = service.generate(service.parse(json.dumps(body).encode()))
     assert [(found["prediction"], pytest.approx(found["score"], abs=1e-3))] == expected
-  with pytest.raises(UserError, match="the request: says no 'adapter', .* name one of poems, news"):
+  with pytest.raises(UserError, match="the request: has no 'adapter', .* give one of poems, news"):
     service.parse(b'{"inputs": "x"}')
 
 

@@ -466,7 +466,7 @@ def test_train_help_has_all_keys():
   assert sorted(re.findall(r"^  --config\.([\w.]+)=", text, re.MULTILINE)) == sorted(keys)
   without = re.findall(r"^  --config\.([\w.]+)=.*\n(?!        )", text, re.MULTILINE)
   assert all(key.startswith("model.") for key in without), without
-  assert "--config.model.remat=none\n        what the backward pass computes again" in text
+  assert "--config.model.remat=none\n        activations that the backward pass recomputes" in text
   assert all(line.startswith("  --config.mesh.") for line in help_of("mesh").splitlines() if "--config." in line[:12])
 
 

@@ -81,7 +81,7 @@ def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, o
   [
     ([], {"adapter": "law"}, "line 1: selects the adapter 'law', but none is loaded; give --adapter law=RUN"),
     (["--adapter", "law"], {}, "--adapter law: is not NAME=RUN"),
-    (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: a is A already"),
+    (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: the name a belongs to A already"),
     (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': unknown name; known are a"),
     (["--adapter", "a=A"], {"adapter": 3}, "line 1: adapter '3': unknown name; known are a"),
   ],

@@ -450,7 +450,7 @@ def test_cached_tasks_are_read_from_a_bucket(gcs, cached):
       train("x", "--config.data.files=gs://nothing/*.txt"),
       "config.data.files: gs://nothing/.*: bucket 'nothing' does not exist",
     ),
-    (train("x", "--config.data.files=gs://bucket/txt/*"), "no file matches gs://bucket/txt/.*gs://bucket/, holds"),
+    (train("x", "--config.data.files=gs://bucket/txt/*"), "no file matches gs://bucket/txt/.*gs://bucket/, contains"),
     (
       train("x", "--config.data.vocabulary=gs://nothing/v"),
       "config.data.vocabulary=gs://nothing/v: bucket 'nothing' does not exist",
