@@ -178,7 +178,7 @@ def test_a_task_of_tags():
 def test_an_unknown_tag():
   """Which, and how many there are."""
   records = tf.data.Dataset.from_tensors({"tokens": ["a"], "ner": [5]})
-  with pytest.raises(tf.errors.OpError, match="UserError: ner: a word has the tag 5, but there are 5: O, B-PER"):
+  with pytest.raises(tf.errors.OpError, match="UserError: ner: a word has the tag 5, but there are only 5: O, B-PER"):
     list(preprocessors.tagged(records, words="tokens", tags="ner", names=NAMES, prefix="ner"))
 
 
