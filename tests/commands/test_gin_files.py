@@ -472,7 +472,7 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   assert written(tmp_path / "eval") == written(tmp_path / "made")
   assert max(map(len, written(tmp_path / "eval"))) <= 20 < max(map(len, written(tmp_path / "longest")))
   assert command.main(["eval", *asked, place, "--gin.network.T5Config.emb_dim=64", f"--workdir={tmp_path}/no"]) == 2
-  assert "tiny_eval.gin: config.model.embed_dim would be 64, and is 32 in " in capsys.readouterr().err
+  assert "tiny_eval.gin: sets config.model.embed_dim=64, but " in capsys.readouterr().err
   argv = [*asked, place, f"--workdir={tmp_path}/no", '--gin.MIXTURE_OR_TASK_NAME="docs_sumary"']
   assert command.main(["eval", *argv]) == 2
   said = capsys.readouterr().err
