@@ -449,7 +449,7 @@ def test_train_help_lists_configs_and_the_first_keys():
   assert sorted(keys) == sorted(f"{section}.{key}" for section, names in FIRST.items() for key in names)
   assert len(keys) <= 45
   assert all(name in text for name in [*NAMES, "--workdir", "--help all"])
-  assert "--config.train.steps=1_000\n        updates" in text
+  assert "--config.train.steps=1_000\n        number of updates" in text
   assert max(map(len, text.splitlines())) <= 80
 
 
