@@ -188,7 +188,7 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
     (("--layer=2",), "--layer 2: give 0 (embedding layer) to 1 (last layer), or all"),
     (("--layer=last",), "--layer last: give 0"),
     (("--pool=man",), "--pool man: unknown. Give one of mean, first, last; did you mean mean?"),
-    (("--output=out.txt",), "--output out.txt: give a file that ends in .npy or .parquet"),
+    (("--output=out.txt",), "--output out.txt: unknown file type. Give a file that ends in .npy or .parquet"),
     (("--output=gs://b/out.npy",), "must be a local file"),
     (("--input=-",), "--input -: the header of an output file needs the number of lines"),
     (("--beam=3",), "unknown option --beam=3"),
