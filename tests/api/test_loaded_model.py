@@ -156,7 +156,11 @@ def test_what_is_too_long_is_cut_and_told(writer):
     ("encoder", lambda model: model.embed({"inputs": "the fox"}), "texts: is a mapping; give a list"),
     ("writer", lambda model: model.generate(["a", " "]), r"texts\[1\]: is empty"),
     ("writer", lambda model: model.generate([3]), r"texts\[0\]: is int; give a text"),
-    ("writer", lambda model: model.generate(TEXTS, beam=2, top_k=3), "^beam 2 and top_k 3: beam search does not sample"),
+    (
+      "writer",
+      lambda model: model.generate(TEXTS, beam=2, top_k=3),
+      "^beam 2 and top_k 3: beam search does not sample",
+    ),
     (
       "writer",
       lambda model: model.generate(TEXTS, beam=2, length_penalty=np.nan),

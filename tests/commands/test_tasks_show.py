@@ -325,7 +325,10 @@ def test_files_of_ones_own(printed, tmp_path):
   [
     (["show_test_piar"], "^show_test_piar: no task or mixture of that name; the nearest are show_test_pair"),
     ([], "^NAME is missing"),
-    (["show_test_pair", "--split", "test"], "--split test: show_test_pair has no such split. Give one of: train, validation"),
+    (
+      ["show_test_pair", "--split", "test"],
+      "--split test: show_test_pair has no such split. Give one of: train, validation",
+    ),
     (["show_test_fails"], r"preprocessor 1 of 1, fails \(.*show_tasks.py, line 24\): KeyError: 'nothing'"),
     (["show_test_pair", "--config", "tinny"], "--config tinny: no such config; nearest: tiny"),
     (["show_test_pair", "--config.data.inputs_lenth=3"], "config.data.inputs_lenth: no such key"),

@@ -289,7 +289,8 @@ def check(data):
 def test_a_cache_that_cannot_be_used(data, tmp_path):
   """The error gives the missing file and the command that writes the cache."""
   with pytest.raises(
-    UserError, match=r"cache_dir=.*: cache_test_pairs is not cached, because .*/COMPLETED does not exist. Write it with `t2t ca"
+    UserError,
+    match=r"cache_dir=.*: cache_test_pairs is not cached, because .*/COMPLETED does not exist. Write it with `t2t ca",
   ):
     check(data)
   write(data)
