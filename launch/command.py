@@ -256,7 +256,8 @@ def main(argv: list[str]) -> None:
     return
   if arguments and not arguments[0].startswith("-") and arguments[0] not in _LAUNCHERS:
     raise UserError(
-      f"{arguments[0]}: no such launcher{did_you_mean(arguments[0], _LAUNCHERS)}. Give one of {', '.join(_LAUNCHERS)}"
+      f"{arguments[0]}: no such launcher{did_you_mean(arguments[0], _LAUNCHERS) or '.'} Give one of "
+      f"{', '.join(_LAUNCHERS)}"
     )
   if command is None:
     _check_dashes(arguments)

@@ -216,7 +216,7 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     argv = argv[1:]  # accepts a pasted `-- t2t train ...`
   if not argv or argv[0] not in known:
     name = argv[0] if argv else ""
-    raise UserError(f"-- {name}: not a t2t command{did_you_mean(name, known)}. Give one of {', '.join(known)}")
+    raise UserError(f"-- {name}: not a t2t command{did_you_mean(name, known) or '.'} Give one of {', '.join(known)}")
   if gin_option := next((word for word in argv if re.match(r"--gin(_file|\.|=|_search_paths)", word)), ""):
     raise UserError(
       f"-- {argv[0]} {gin_option}: hosts need a config instead of a gin file. Convert it with `t2t convert "

@@ -125,7 +125,7 @@ def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
   for name in names:
     if name not in placeholders:
       raise UserError(
-        f"{key}: {{{name}}} is not a language{did_you_mean(name, placeholders)}; use {{source}} and {{target}}"
+        f"{key}: {{{name}}} is not a language{did_you_mean(name, placeholders) or '.'} Use {{source}} and {{target}}"
       )
   languages = said(data, where=where)
   if names and not languages:

@@ -116,8 +116,8 @@ def _leaderboard(predictions: Mapping[str, Sequence[Row]]) -> str:
   for task in tasks:
     if task not in board_of_task:
       raise UserError(
-        f"config.eval.tasks: no leaderboard takes predictions of {task}{did_you_mean(task, board_of_task)}; "
-        f"tasks with a leaderboard are {', '.join(board_of_task)}"
+        f"config.eval.tasks: no leaderboard takes predictions of {task}"
+        f"{did_you_mean(task, board_of_task) or '.'} Tasks with a leaderboard are {', '.join(board_of_task)}"
       )
   board_names = sorted({board_of_task[task] for task in tasks})
   if len(board_names) > 1:

@@ -93,7 +93,7 @@ def make(run: Config) -> Loss:
   name = run.train.loss or "cross_entropy"
   if name not in LOSSES:
     raise UserError(
-      f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; give one of {', '.join(LOSSES)}"
+      f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES) or '.'} Give one of {', '.join(LOSSES)}"
     )
   loss = LOSSES[name].from_config(run)
   if run.train.microbatches > 1 and not loss.supports_microbatching:

@@ -99,7 +99,7 @@ def tpu_type(name: str, *, where: str = "--type") -> TpuType:
     normalized = next(iter(names), normalized)
   if normalized not in TYPES:
     raise t2t.UserError(
-      f"{where} {name}: unknown TPU type{t2t.did_you_mean(normalized, TYPES)}. Known types, by number of "
+      f"{where} {name}: unknown TPU type{t2t.did_you_mean(normalized, TYPES) or '.'} Known types, by number of "
       f"TensorCores (v5litepod and v6e: chips):\n{described()}\nAlternatively, give the chips along each side, "
       "for example v5e:4x4 or v5p:2x4x4."
     )

@@ -163,8 +163,8 @@ def check_number(wanted: int) -> None:
   """
   if wanted and wanted != jax.process_count():
     raise UserError(
-      f"config.train.num_processes={wanted}, but {jax.process_count()} processes run. Start the command on every "
-      f"host, or set config.train.num_processes={jax.process_count()}"
+      f"config.train.num_processes={wanted}, but the number of processes is {jax.process_count()}. Start the command "
+      f"on every host, or set config.train.num_processes={jax.process_count()}"
     )
 
 

@@ -225,7 +225,9 @@ def test_what_is_no_checkpoint(workdir, tmp_path):
   record = json.loads(path.read_text())
   record["model"]["hypernetworks"] = 3
   path.write_text(json.dumps(record))
-  with pytest.raises(UserError, match="its model has 'hypernetworks', which this version of t2t does not know"):
+  with pytest.raises(
+    UserError, match="its config.model has the key 'hypernetworks', which this version of t2t does not know"
+  ):
     pretrained.read_source(str(tmp_path / "1"))
 
 

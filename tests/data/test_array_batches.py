@@ -146,7 +146,7 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   [
     (lambda read: next(iter([])), "batches= raised StopIteration"),
     (lambda read: None, r"batches\(0\) is NoneType. Return an iterable of dicts"),
-    (lambda read: [], "batches ended after 0: give more"),
+    (lambda read: [], r"batches ended after 0\. Give more"),
   ],
 )
 def test_a_function_that_gives_none_is_told(source, message):
@@ -291,8 +291,8 @@ GOOD = next(random_batches())
       GOOD | {"encoder_input_tokens": [1, 2]},
       r"encoder_input_tokens has shape \[2\], but the config allows \[rows, length\]",
     ),
-    (GOOD | {"encoder_input_tokens": np.ones((9, 3), int)}, r"is \[9, 3\]: .* at most \[8, 48\]"),
-    (GOOD | {"encoder_input_tokens": np.ones((8, 3))}, r"is of float64: must be integers"),
+    (GOOD | {"encoder_input_tokens": np.ones((9, 3), int)}, r"has shape \[9, 3\], .* up to \[8, 48\]"),
+    (GOOD | {"encoder_input_tokens": np.ones((8, 3))}, r"has dtype float64; it must be of integers"),
     (GOOD | {"encoder_input_tokens": np.full((8, 3), 2**40)}, r"has values beyond 32 bits"),
     (
       GOOD | {"encoder_input_tokens": np.full((8, 3), 384)},
@@ -305,7 +305,7 @@ GOOD = next(random_batches())
       r"weights from -1\.0 to -1\.0\. Give finite weights of at least 0",
     ),
     (GOOD | {"decoder_loss_weights": np.full((8, 20), np.nan)}, r"weights from nan to nan"),
-    (GOOD | {"encoder_segment_ids": np.full((8, 20), -1)}, r"ids from -1 to -1: must be at least 0"),
+    (GOOD | {"encoder_segment_ids": np.full((8, 20), -1)}, r"ids from -1 to -1; ids must be at least 0"),
     (GOOD | {"encoder_input_tokens": np.ones((4, 3), int)}, r"different numbers of rows: encoder_input_tokens 4, deco"),
   ],
 )
@@ -343,7 +343,7 @@ def test_a_config_that_own_batches_cannot_have_is_told(tmp_path, changes, messag
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"batches": [GOOD]}, r"^batches and eval_batches: give both"),
+    ({"batches": [GOOD]}, r"^batches= and eval_batches=: give both"),
     ({"batches": 3, "eval_batches": [GOOD]}, r"^batches is int: give an iterable of dicts"),
     ({"batches": [GOOD], "eval_batches": random_batches}, r"^eval_batches is function: give an iterable of dicts"),
   ],
@@ -384,9 +384,9 @@ def test_heads_are_asked_of_what_the_encoder_reads():
   [
     ("encoder_answer_targets", 3, r"has 3 for the head nli, which has 3 classes"),
     ("encoder_answer_targets", -100, r"has -100 for the head nli"),
-    ("encoder_answer_heads", 2, r"has ids from 2 to 2, and the number of config\.model\.heads, and one, is 2"),
+    ("encoder_answer_heads", 2, r"has ids from 2 to 2, and the number of config\.model\.heads plus one is 2"),
     ("encoder_token_types", 7, r"has ids from 7 to 7, and config\.model\.segment_types is 2"),
-    ("encoder_positions", 10**6, r"has ids from 1000000 to 1000000, and the number of positions .* is 512"),
+    ("encoder_positions", 10**6, r"has ids from 1000000 to 1000000, and the model's number of positions is 512"),
   ],
 )
 def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):

@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
     found.restore(state, step=3)
     return next(found)
 
-  with pytest.raises(UserError, match="b.txt has another content .* config.data.allow_changed_files=True"):
+  with pytest.raises(UserError, match="b.txt has changed content .* config.data.allow_changed_files=True"):
     resumed(state)
   (name,), said = state, ("contents", "digests")
   older = {name: json.dumps({key: x for key, x in json.loads(state[name]).items() if key not in said}).encode()}
@@ -102,7 +102,7 @@ def test_a_key_that_only_one_of_them_has_is_told_as_such(tmp_path):
   without = {other: x for other, x in saved["identity"].items() if other != key}
   for said, message in (
     (without, rf"config.{key} is {value!r}, but the checkpoint's data position belongs to a run without one\."),
-    (saved["identity"] | {"data.dictionary": "d.tsv"}, "config.data.dictionary has no value, but .* to 'd.tsv';"),
+    (saved["identity"] | {"data.dictionary": "d.tsv"}, r"config.data.dictionary has no value, but .* to 'd.tsv'\."),
   ):
     with pytest.raises(UserError, match=message):
       iterator.restore({name: json.dumps(saved | {"identity": said}).encode()}, step=1)
@@ -217,7 +217,7 @@ def test_files_of_a_task_of_ones_own_count_as_well(changes, tmp_path):
   batches().restore(state, step=0)
   (tmp_path / changes).write_text("another\n")
   with pytest.raises(
-    UserError, match=f"the files of config.data.mixture=contents_test_{changes[:-4]} are not .*: {changes} "
+    UserError, match=f"the files of config.data.mixture=contents_test_{changes[:-4]} differ .*: {changes} "
   ):
     batches().restore(state, step=0)
 
@@ -249,6 +249,6 @@ def test_files_of_tasks_that_are_evaluated_count_while_they_are(tmp_path):
   for name in ("train.jsonl", "val.jsonl"):
     batches("cb").restore(state, step=0)
     (tmp_path / "CB" / name).write_text(json.dumps(row | {"idx": 0}) + "\n")
-  with pytest.raises(UserError, match="the files of config.eval.tasks=super_glue_cb are not .*: CB/val.jsonl had"):
+  with pytest.raises(UserError, match="the files of config.eval.tasks=super_glue_cb differ .*: CB/val.jsonl had"):
     batches("cb").restore(state, step=0)
   batches().restore(state, step=0)

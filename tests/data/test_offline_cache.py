@@ -255,7 +255,7 @@ def test_a_file_of_the_cache_that_was_altered_is_named(data, mesh):
   )
   path.write_bytes(bytes(reversed(path.read_bytes())))
   with pytest.raises(
-    UserError, match=f"config.data.cache_dir are not .*: {path.relative_to(data.cache_dir)} has anoth"
+    UserError, match=f"config.data.cache_dir differ .*: {path.relative_to(data.cache_dir)} has changed"
   ):
     batches(data, mesh, num_streams=2).restore(state, step=0)
 

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused(typed, options, message):
 def test_files_without_a_name_are_refused(typed):
   """Unnamed files are rejected with several tasks and accepted with one."""
   files = [f"--config.data.files={typed[0].partition('=')[2]}", "--config.data.vocabulary=bytes"]
-  with pytest.raises(UserError, match="files=.*news.txt has no name .* --config.data.sources.poems.files="):
+  with pytest.raises(UserError, match="files=.*news.txt has no task name.* --config.data.sources.poems.files="):
     train_data.check(run_of("bert", [*files, "--config.pals.tasks=poems,news"]))
   assert train_data.task_numbers_of(run_of("bert", [*files, "--config.pals.tasks=news"])) == {}
 

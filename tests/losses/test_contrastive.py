@@ -327,7 +327,7 @@ def config_of(*arguments, name="tiny_simcse"):
     (("--config.data.pack=True",), "config.data.pack=True: config.train.loss=contrastive compares one pair"),
     (("--config.contrastive.temperature=0.0",), "config.contrastive.temperature=0.0: must be above 0"),
     (("--config.contrastive.margin=-0.1",), "config.contrastive.margin=-0.1: must be 0 or more"),
-    (("--config.contrastive.similarity=euclid",), "similarity=euclid: there are cosine and dot"),
+    (("--config.contrastive.similarity=euclid",), "similarity=euclid: no such similarity; give cosine or dot"),
     (("--config.train.batch_size=1",), "config.train.batch_size=1: a pair needs other pairs of the batch as negatives"),
     (("--config.train.microbatches=2",), "the loss contrastive compares all rows of a batch"),
   ],

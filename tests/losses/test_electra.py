@@ -238,7 +238,11 @@ def test_evaluation_draws_the_same_again():
     ("model", {"heads": ()}, "config.model.heads has no detector 'replaced' with one score, but none"),
     ("model", {"heads": ({"name": "replaced", "num_classes": 1},)}, r"with one score, but replaced \(class, 1\)"),
     ("electra", {"predicts": "words"}, "config.electra.predicts=words: no such value; give replaced or tokens"),
-    ("model", {"architecture": "decoder_only", "num_decoder_layers": 3, "num_encoder_layers": 0}, "both directions"),
+    (
+      "model",
+      {"architecture": "decoder_only", "num_decoder_layers": 3, "num_encoder_layers": 0},
+      "needs a bidirectional encoder",
+    ),
     ("train", {"loss": "electr"}, "config.train.loss=electr: no such loss; did you mean electra?"),
   ],
 )

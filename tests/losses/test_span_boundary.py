@@ -293,7 +293,7 @@ def test_it_is_learned_beside_tokens_alone():
   """The loss needs masked tokens; a fine-tuned model has another head."""
   config = records(load_config("tiny_spanbert"))
   assert recipe.make(config).idle_heads == ()
-  with pytest.raises(UserError, match="train.loss=heads: the model has no head that answers"):
+  with pytest.raises(UserError, match="train.loss=heads: no head of config.model.heads can be trained"):
     recipe.make(config.with_(train={"loss": "heads"}))
   own = HeadConfig("topic", 3)
   config = config.with_(model={"heads": (*config.model.heads, own)}, train={"loss": "heads"})

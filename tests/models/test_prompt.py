@@ -174,7 +174,9 @@ def test_what_does_not_fit_is_refused(arguments, message):
 def test_learned_positions_are_the_texts_and_the_prompts():
   """At the limit it works; one more is refused with a value that works."""
   shared.program(*SHORT, **LEARNED)
-  with pytest.raises(UserError, match=r"length=17 in front of the encoder's 24 positions: .* learned 40 .* to 23, or"):
+  with pytest.raises(
+    UserError, match=r"length=17 and the encoder's 24 positions exceed the model's 40 learned .* to 23, or"
+  ):
     shared.program(*SHORT, "--config.prompt.length=17", **LEARNED)
   config = toy.config(**LEARNED)
   assert adapters_lib.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH

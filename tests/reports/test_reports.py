@@ -266,7 +266,7 @@ def test_runs_are_compared(tmp_path, capsys):
   for arguments, expected in {
     (one, other, "--over", "flops"): "Give --over steps",
     (one, one): "is given twice",
-    (one, "--over", "time"): "leave it out",
+    (one, "--over", "time"): "is one. Leave it out",
     (one, "--output", tmp_path): "is a folder",
   }.items():
     assert command.main(["report", *map(str, arguments)]) == 2

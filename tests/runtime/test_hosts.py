@@ -378,7 +378,7 @@ def test_those_who_are_there_say_who_is_missing(monkeypatch):
   for thread in threads:
     thread.join()
   for index in (0, 2):
-    assert f"(process {index}): 2 of 4 processes did not come" in said[index]
+    assert f"(process {index}): 2 of 4 processes did not start" in said[index]
     assert "process 1 on b, process 3 on d" in said[index]
 
 
@@ -421,7 +421,7 @@ def test_a_machine_by_itself_is_no_cluster():
 def test_too_few_hosts_are_refused(text, tmp_path, capsys):
   """Before any compilation."""
   assert command.main(arguments(text, tmp_path, "--config.train.num_processes=4")) == 2
-  assert "config.train.num_processes=4, but 1 came" in capsys.readouterr().err
+  assert "config.train.num_processes=4, but the number of processes is 1" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

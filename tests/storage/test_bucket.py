@@ -407,7 +407,7 @@ def test_an_object_that_is_not_there_is_as_a_file(gcs):
 
 
 def test_an_object_that_is_gone_is_named(gcs):
-  with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt: is not there"):
+  with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt: does not exist"):
     file_validation.scan(("gs://bucket/text/b.txt", "gs://bucket/text/gone.txt"), field="text")
 
 

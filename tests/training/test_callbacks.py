@@ -159,7 +159,7 @@ def test_a_rollback_to_before_the_last_checkpoint_is_refused(tmp_path):
         raise Rollback(2, "the loss of step 2 was bad")
 
   with pytest.raises(
-    t2t.UserError, match=r"the loss of step 2 was bad; .* batch of step 2: the last checkpoint, of ste"
+    t2t.UserError, match=r"the loss of step 2 was bad; .* batch of step 2 is possible: the last checkpoint, of ste"
   ):
     train(config(), tmp_path, Late())
   assert not (tmp_path / "went_back.jsonl").exists()

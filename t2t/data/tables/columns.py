@@ -130,14 +130,15 @@ def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
       raise UserError(f"config.data.columns={columns}: {part!r} is not ROLE=COLUMN; give text=review,label=stars")
     if role not in ROLES:
       raise UserError(
-        f"config.data.columns={columns}: no role {role!r}{did_you_mean(role, ROLES)}; roles are {', '.join(ROLES)}"
+        f"config.data.columns={columns}: no role {role!r}{did_you_mean(role, ROLES) or '.'} Roles are "
+        f"{', '.join(ROLES)}"
       )
     role_columns[role] = (value,) if value in names else tuple(name.strip() for name in value.split("+"))
     for name in role_columns[role]:
       if name not in names:
         raise UserError(
-          f"config.data.columns={columns}: the table has no column {name!r}{did_you_mean(name, names)};"
-          f" its columns are {', '.join(names)}"
+          f"config.data.columns={columns}: the table has no column {name!r}"
+          f"{did_you_mean(name, names) or '.'} Its columns are {', '.join(names)}"
         )
   return role_columns
 
@@ -440,6 +441,6 @@ def check(spec: TableSpec, fields: Mapping[str, Any], *, where: str, labelled: b
   for name in needed:
     if name not in fields:
       raise UserError(
-        f"{where}: has no column {name!r}{did_you_mean(name, list(fields))}, which the model was trained on; its"
-        f" columns are {', '.join(fields)}; rename one to {name!r}"
+        f"{where}: has no column {name!r}, which the model was trained on"
+        f"{did_you_mean(name, list(fields)) or '.'} Its columns are {', '.join(fields)}; rename one to {name!r}"
       )

@@ -263,7 +263,8 @@ def _with_given(
   if unknown and not numbered:
     raise UserError(
       f"{where}: column {spec.label!r} has the label {unknown[0]!r} ({counts[unknown[0]]:,} rows), which"
-      f" config.data.labels={labels} does not list{did_you_mean(unknown[0], classes)}; add it, or correct the rows"
+      f" config.data.labels={labels} does not list"
+      f"{did_you_mean(unknown[0], classes) or '.'} Add it, or correct the rows"
     )
   if len(counts) < 2:
     raise UserError(
@@ -316,8 +317,8 @@ def class_number(value: object, spec: TableSpec, *, where: str) -> int:
       return class_index
   raise UserError(
     f"{where}: {spec.label} is {name[:60]!r}, which is not a class of the training table: "
-    f"{', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes)}; correct the row, or list all classes in "
-    "config.data.labels when training"
+    f"{', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes) or '.'} Correct the row, or list all classes "
+    "in config.data.labels when training"
   )
 
 

@@ -181,7 +181,7 @@ def test_token_types_stay_with_their_language(tmp_path):
   [
     ({"both_directions": True, "objective": "masked_lm"}, "both_directions=True: .* translation_lm, translation"),
     ({"language_tags": "<2{target}>"}, "=<2{target}>: contains languages, but config.data.language is empty"),
-    ({"language_tags": "<2{targt}>", "language": "en,fr"}, "{targt} is no language; did you mean target"),
+    ({"language_tags": "<2{targt}>", "language": "en,fr"}, "{targt} is not a language; did you mean target"),
     ({"language_tags": "<2{target>", "language": "en,fr"}, "language_tags=<2{target>: expected '}'"),
     ({"language_tags": "<2{target:d}>", "language": "en,fr"}, "language_tags=<2{target:d}>: Unknown format code 'd'"),
     ({"language": "en"}, "language=en: .* Give two languages"),
