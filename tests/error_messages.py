@@ -6,11 +6,8 @@ python tests/error_messages.py > messages.tsv     # location, class, message; pl
 import ast
 from collections.abc import Iterator
 import dataclasses
-import pathlib
 
 import folders
-
-PACKAGES = ("t2t", "configs", "launch", "tasks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +62,8 @@ def raised_in(source: str, name: str) -> Iterator[Raised]:
 
 def all_raised() -> list[Raised]:
   """Returns the errors of t2t and of all that a wheel carries with it, by file and line."""
-  paths = [path for package in PACKAGES for path in sorted((folders.ROOT / package).rglob("*.py"))]
-  return [
-    error for path in paths for error in raised_in(path.read_text(), str(pathlib.Path(path).relative_to(folders.ROOT)))
-  ]
+  paths = [path for package in folders.PACKAGES for path in sorted((folders.ROOT / package).rglob("*.py"))]
+  return [error for path in paths for error in raised_in(path.read_text(), str(path.relative_to(folders.ROOT)))]
 
 
 if __name__ == "__main__":

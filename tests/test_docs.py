@@ -25,8 +25,7 @@ from t2t.data.objectives import registry
 
 ROOT = folders.ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-FILES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]
+PAGES, FILES = folders.PAGES, folders.DOCUMENTS
 name_of = lambda path: path.name
 
 

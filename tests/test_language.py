@@ -12,14 +12,10 @@ import pytest
 ROOT = folders.ROOT
 CODE = sorted(
   path
-  for folder in ("t2t", "configs", "tasks", "launch", "benchmarks", "tests", "docs/site", ".ci")
+  for folder in (*folders.PACKAGES, "benchmarks", "tests", "docs/site", ".ci")
   for path in (ROOT / folder).rglob("*.py")
   if not {"golden", "saved", "spoiled"} & set(path.parts)
 )
-PAGES = [
-  *sorted((ROOT / "docs").glob("*.md")),
-  *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md")),
-]
 MOST_WORDS = 30
 MOST_LINES = 250
 NO_FIRST_WORDS = frozenset(
@@ -109,7 +105,7 @@ def test_words_are_found():
     assert matches("for (because)", text), text
   for text in ("for each host, for the whole run", "keys, for example of a table", "once, for all runs"):
     assert not matches("for (because)", text), text
-  assert matches("those that", "Those\nthat remain".replace("\n", " ")) and not matches("nobody", "somebody")
+  assert matches("those that", "Those that remain") and not matches("nobody", "somebody")
 
 
 @functools.cache
@@ -125,7 +121,7 @@ def findings(path) -> list[str]:
   return found
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", folders.DOCUMENTS, ids=lambda path: path.name)
 def test_documents_are_plain(path):
   """Sentences have at most 30 words and none of the banned ones; a page has at most 250 lines."""
   assert not findings(path), "\n".join(findings(path))
@@ -158,10 +154,20 @@ def test_errors_name_a_key_a_path_or_a_value():
   assert not bare, "\n".join(bare)
 
 
+def test_no_punctuation_follows_a_suggestion():
+  """The text of `t2t.did_you_mean` ends with a question mark."""
+  after = re.compile(r"did_you_mean\([^{}]*\)\}[^\w\s{]")
+  assert after.search("no x{did_you_mean(name, known)}; give y") and not after.search(
+    "{did_you_mean(name, known) or '.'} Y"
+  )
+  found = [f"{error.location}: {error.message}" for error in error_messages.all_raised() if after.search(error.message)]
+  assert not found, "\n".join(found)
+
+
 def test_exceptions_are_few_and_used():
   """Each has a reason, and still is in the tree."""
   assert len(EXCEPTIONS) <= 40 and all(EXCEPTIONS.values())
   texts = [error.message for error in error_messages.all_raised()]
-  texts += [sentence for path in PAGES for sentence in sentences(path.read_text())]
+  texts += [sentence for path in folders.DOCUMENTS for sentence in sentences(path.read_text())]
   unused = [beginning for beginning in EXCEPTIONS if not any(text.startswith(beginning) for text in texts)]
   assert not unused, unused

@@ -361,7 +361,7 @@ def test_nothing_that_is_read_is_run():
   for line in ("import pickle", "eval(x)", "yaml.load(x)", "np.load(x, allow_pickle=True)", "from torch import load"):
     assert runs(ast.parse(line)), line
   found = set()
-  for room in ("t2t", "tasks", "configs", "launch"):
+  for room in folders.PACKAGES:
     for path in (ROOT / room).rglob("*.py"):
       name = str(path.relative_to(ROOT / room)) if room == "t2t" else str(path.relative_to(ROOT))
       found |= {(name, what) for what in runs(ast.parse(path.read_text()))}
