@@ -160,6 +160,11 @@ def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
   return files
 
 
+def _check_text(name: str, files: Sequence[str], size: int) -> None:
+  if not size:
+    raise UserError(f"{name}: the files contain no text ({', '.join(files)}). Give other files.")
+
+
 def _report(arguments: argparse.Namespace) -> int:
   vocabulary = vocabularies.load(arguments.vocabulary, extra_ids=0)
   divisions: dict[str, fertility.Division] = {}
@@ -167,8 +172,7 @@ def _report(arguments: argparse.Namespace) -> int:
     texts = (text for file in files for text in text_files.read_texts(file, field=arguments.field, where=name))
     lines = (line.strip() for text in texts for line in text.splitlines() if line.strip())
     divisions[name] = fertility.measure(vocabulary, itertools.islice(lines, arguments.max_lines))
-    if not divisions[name].lines:
-      raise UserError(f"{name}: the files contain no text ({', '.join(map(str, files))}). Give other files.")
+    _check_text(name, files, divisions[name].lines)
   if arguments.json:
     named = ("pieces_per_word", "split_rate", "characters_per_piece", "unknown_rate")
     rows = {
@@ -318,8 +322,7 @@ def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[s
   counts = {name: [text.count("\n") + 1 for text in read(name, paths)] for name, paths in files.items()}
   sizes = {name: len(line_counts) for name, line_counts in counts.items()}
   for name, size in sizes.items():
-    if not size:
-      raise UserError(f"{name}: the files contain no text ({', '.join(map(str, files[name]))}). Give other files.")
+    _check_text(name, files[name], size)
   alpha = 1.0 if arguments.alpha is None else arguments.alpha
   most = arguments.max_sentences * sum(sizes.values()) // sum(map(sum, counts.values()))
   quotas = training.quotas(sizes, alpha=alpha, most=max(most, 1))
