@@ -300,7 +300,7 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
   ):
     check(dataclasses.replace(data, vocabulary="bytes", extra_ids=50))
   with pytest.raises(
-    UserError, match="eval_split=test: config.data.mixture=cache_test_pairs has no such split; it has train, validation"
+    UserError, match="eval_split=test: config.data.mixture=cache_test_pairs has no such split; choose from train, validation"
   ):
     check(dataclasses.replace(data, eval_split="test"))
   with pytest.raises(UserError, match="cache_dir=.*: contains tasks, but config.data.files is set"):
@@ -424,7 +424,7 @@ def test_a_failure(data, capsys):
   with pytest.raises(UserError, match="cache_test_fails is cached only in part"):
     examples(dataclasses.replace(data, mixture="cache_test_fails"))
   for options, message in [
-    (("--splits", "test"), "--splits test: cache_test_pairs has no such split; it has train, validation"),
+    (("--splits", "test"), "--splits test: cache_test_pairs has no such split; choose from train, validation"),
     (("--runner", "NoRunner"), "--runner NoRunner: Unexpected pipeline runner"),
     (("--extra_ids", "5"), "--extra_ids 5: needs --vocabulary"),
     (("--vocabulary", "/nowhere"), "--vocabulary /nowhere: no such file"),
