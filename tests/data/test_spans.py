@@ -158,8 +158,8 @@ def test_right_answers_are_those_of_the_context():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"answer_starts": [7]}, r"mine: record 'q7': its answer 'Bob' is not in the context at character 7, where ' Bo'"),
-    ({"answer_starts": [90]}, r"'Bob' is not in the context at character 90, where ''"),
+    ({"answer_starts": [7]}, r"mine: record 'q7': the answer 'Bob' is not in the context at character 7, which has ' Bo' there"),
+    ({"answer_starts": [90]}, r"'Bob' is not in the context at character 90, which has '' there"),
     ({"answer_starts": [-4]}, r"'Bob' is not in the context at character -4"),
   ],
 )

@@ -76,7 +76,7 @@ def test_an_untied_head_that_is_the_embedding_is_left_out_by_transformers_5(tmp_
   assert ("lm_head.weight" in foreign.safetensors(tmp_path)) != IS_5
   found = huggingface.open_foreign(str(tmp_path))
   assert not found.model.tied_logits
-  assert any("lm_head.weight is not there" in note for note in found.notes) == IS_5
+  assert any("lm_head.weight is missing" in note for note in found.notes) == IS_5
 
 
 @pytest.mark.parametrize("pad", [0, 3])
