@@ -168,7 +168,8 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
     raise UserError("--zone is missing: give a zone such as --zone us-central2-b")
   if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", options.name):
     raise UserError(
-      f"--name {options.name}: give at most 40 small letters, digits and dashes, with a letter first and no dash last"
+      f"--name {options.name} is not valid. Give at most 40 small letters, digits and dashes, with a letter first and "
+      "no dash last."
     )
   if command is None and options.action is None:
     raise UserError(
@@ -176,14 +177,14 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
       f"{', '.join(_ACTIONS[options.kind])}"
     )
   if command is not None and options.action:
-    raise UserError(f"{options.action} and a command after --: give one of the two")
+    raise UserError(f"{options.action} and a command after -- are mutually exclusive. Give one of the two.")
   for name in ("slices", "nodes", "gpus_per_node"):
     if name in options and getattr(options, name) < 1:
-      raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
+      raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
   if options.kind != "slurm" and command is not None and not options.type:
     raise UserError(
-      "--type is missing: give one of these types; the number counts TensorCores, or chips for v5litepod and "
-      f"v6e:\n{tpu_types.described()}"
+      "--type is missing. Give one of these types. The number in a type counts TensorCores, or chips for v5litepod "
+      f"and v6e:\n{tpu_types.described()}"
     )
   if options.kind == "gke" and command is not None and not options.image:
     raise UserError("--image is missing: build an image with launch/Dockerfile (see docs/launch.md), and give its name")
@@ -192,10 +193,10 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
 def _tpu_vm(options, job: job_lib.Job | None, shell: shell_lib.Shell) -> None:
   tpu = tpu_types.tpu_type(options.type) if options.type else None
   if job and not tpu.runtime:
-    raise UserError(f"--type {options.type}: Google Cloud offers this generation only on GKE. Use `t2t launch gke`")
+    raise UserError(f"--type {options.type}: Google Cloud offers this generation only on GKE. Use `t2t launch gke`.")
   if job and options.slices > 1 and tpu.name.startswith(("v2-", "v3-")):
     raise UserError(
-      f"--slices {options.slices}: {tpu.name} supports a single slice. Give --slices 1, or a type of v4 or later"
+      f"--slices {options.slices}: {tpu.name} supports a single slice. Give --slices 1, or a type of v4 or later."
     )
   request = queued_resource.Request(
     options.name, options.zone, options.project, tpu, options.slices, options.spot, tuple(options.create_flag)
@@ -257,7 +258,7 @@ def main(argv: list[str]) -> None:
   if arguments and not arguments[0].startswith("-") and arguments[0] not in _LAUNCHERS:
     raise UserError(
       f"{arguments[0]}: no such launcher{did_you_mean(arguments[0], _LAUNCHERS) or '.'} Give one of "
-      f"{', '.join(_LAUNCHERS)}"
+      f"{', '.join(_LAUNCHERS)}."
     )
   if command is None:
     _check_dashes(arguments)
@@ -267,7 +268,7 @@ def main(argv: list[str]) -> None:
     return
   options = parser.parse_args(_with_dashes(arguments))
   if options.kind is None:
-    raise UserError(f"t2t launch: no launcher. Give one of {', '.join(_LAUNCHERS)}")
+    raise UserError(f"t2t launch: no launcher. Give one of {', '.join(_LAUNCHERS)}.")
   _check(options, command)
   job = None
   if command is not None:
@@ -367,7 +368,7 @@ def _of_any_kind(arguments: list[str]) -> None:
   if name is None:
     listing.show(shell, _place(options))
     if arguments[0] != "status" and not options.dry_run:
-      raise UserError(f"{arguments[0]}: no name. Give `t2t launch {arguments[0]} NAME`")
+      raise UserError(f"{arguments[0]} needs the name of a job. Run `t2t launch {arguments[0]} NAME`.")
     return
   request = listing.find(name, shell, _place(options))
   if isinstance(request, queued_resource.Request):
@@ -377,8 +378,8 @@ def _of_any_kind(arguments: list[str]) -> None:
   elif request is not None:
     if arguments[0] not in _ACTIONS["gke"]:
       raise UserError(
-        f"{arguments[0]}: {name} runs on GKE, which cannot stop a job. Run `t2t launch delete {name}`, which lets "
-        "it save first"
+        f"{arguments[0]}: {name} runs on GKE, which cannot stop a job. Run `t2t launch delete {name}`; the job saves "
+        "first."
       )
     gke.look_after(arguments[0], request, shell)
 

@@ -171,7 +171,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
 def _node_pool(request: Request) -> str:
   """Returns the command that creates a node pool for one slice."""
   tpu = request.tpu
-  # TPU7x needs a workload policy; docs/launch.md shows how to create it.
+  # TPU7x needs a workload policy; docs/launch.md has a link to Google's description.
   placement = f"--tpu-topology={tpu.topology}" if tpu.label != "tpu7x" else "--placement-policy=POLICY"
   return shell_lib.shown(
     ["gcloud", "container", "node-pools", "create", f"{tpu.name}-0", "--cluster=CLUSTER", "--location=REGION"]
@@ -208,13 +208,13 @@ class _JobSet:
       return
     if "NotFound" in answer.err:
       raise UserError(
-        "the cluster does not support JobSets. Install them:\n"
+        "the cluster does not support JobSets. Install JobSets:\n"
         "  kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/"
         "manifests.yaml"
       )
     raise UserError(
       f"kubectl does not reach a cluster:\n{answer.reason()}\n"
-      "Connect it with `gcloud container clusters get-credentials CLUSTER --location=REGION`"
+      "Connect kubectl with `gcloud container clusters get-credentials CLUSTER --location=REGION`"
     )
 
   def in_cluster(self) -> dict | None:
@@ -243,7 +243,10 @@ class _JobSet:
       self._request.kubectl("delete", "configmap", f"{self._request.name}-files", "--ignore-not-found"),
     )
     if answer.code:
-      raise UserError(f"{self._request.name} could not be deleted:\n{answer.reason()}")
+      raise UserError(
+        f"{self._request.name} could not be deleted:\n{answer.reason()}\n"
+        f"Try again: {self._request.launch_line('delete')}"
+      )
 
   def pods(self) -> list[dict]:
     """Returns the pods, the leader first."""
@@ -293,9 +296,9 @@ class _JobSet:
       waiting = container["state"].get("waiting", {})
       if waiting and waiting["reason"] in _HOPELESS:
         raise UserError(
-          f"pod {pod['metadata']['name']} cannot start, {waiting['reason']}: {waiting.get('message', '')}\n"
-          f"Check that {container['image']} is the image's name, and that the nodes' service account can read it"
-          " (roles/artifactregistry.reader). The JobSet stays in the cluster; to delete it:\n"
+          f"pod {pod['metadata']['name']} cannot start ({waiting['reason']}): {waiting.get('message', '')}\n"
+          f"Check the image's name, {container['image']}, and that the nodes' service account can read the image"
+          " (roles/artifactregistry.reader). The JobSet stays in the cluster; to delete the JobSet:\n"
           f"  {self._request.launch_line('delete')}"
         )
 
@@ -309,7 +312,9 @@ class _JobSet:
     if self._shell.dry_run:
       return True
     if resource is None:
-      raise UserError(f"JobSet {self._request.name} was deleted while it ran")
+      raise UserError(
+        f"JobSet {self._request.name} was deleted while it ran. Run the same command again to create the JobSet again."
+      )
     hold = conditions(resource)
     return True if "Completed" in hold else False if "Failed" in hold else None
 
@@ -334,11 +339,13 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     UserError: a request was rejected, or the job has failed; with a remedy.
   """
   if not request.tpu.label:
-    raise UserError(f"--type {request.tpu.name}: not available on GKE, which has v4 and later. Use `t2t launch tpu-vm`")
+    raise UserError(
+      f"--type {request.tpu.name} is not available on GKE, which has v4 and later. Use `t2t launch tpu-vm`."
+    )
   if request.slices > 1 and request.tpu.gke_hosts == 1:
     raise UserError(
-      f"--slices {request.slices}: GKE takes several slices only of several machines each, but "
-      f"{request.tpu.name} is one machine. Give --slices 1 or a larger --type"
+      f"--slices {request.slices}: on GKE each of several slices needs several machines, but {request.tpu.name} is one "
+      "machine. Give --slices 1 or a larger --type."
     )
   jobset = _JobSet(request, shell)
   jobset.check_cluster()
@@ -352,7 +359,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     if resource["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
       raise UserError(
         f"JobSet {request.name} exists with another command (or another version of its files). Give another "
-        f"--name, or delete it first:\n  {request.launch_line('delete')}"
+        f"--name, or delete the JobSet first:\n  {request.launch_line('delete')}"
       )
     shell.say("A JobSet with this command exists already")
   try:
@@ -371,8 +378,8 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     jobset.delete()
   if not ended:
     raise UserError(
-      f"JobSet {request.name} has failed: {why}\nThe log of its first pod is above"
-      + ("" if delete else f"; to delete it: {request.launch_line('delete')}")
+      f"JobSet {request.name} has failed: {why}\nThe log of the first pod is above."
+      + ("" if delete else f" To delete the JobSet: {request.launch_line('delete')}")
     )
   shell.say("The job has succeeded. The nodes of a pool without autoscaling stay, AND COST; to delete it:")
   shell.say("  gcloud container node-pools delete POOL --cluster=CLUSTER --location=REGION")
@@ -402,7 +409,7 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   resource = jobset.in_cluster()
   if resource is None and not shell.dry_run:
     raise UserError(
-      f"no JobSet {request.name} in namespace {request.namespace}. Run `kubectl get jobsets -A` to list them"
+      f"no JobSet {request.name} in namespace {request.namespace}. Run `kubectl get jobsets -A` to list all JobSets."
     )
   if action == "delete":
     jobset.delete()
@@ -411,12 +418,14 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   if action == "logs":
     if not pods and not shell.dry_run:
       raise UserError(
-        f"{request.name} has no pods: they have not started, or have been deleted. Run "
-        f"`{request.launch_line('status')}`"
+        f"{request.name} has no pods, because the pods have not started or have been deleted. Run "
+        f"`{request.launch_line('status')}` to see the state."
       )
     code = jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
     if code:
-      raise UserError(f"the log of {request.name} is not complete: kubectl exited with {code}")
+      raise UserError(
+        f"the log of {request.name} is not complete, because kubectl exited with {code}. Run the same command again."
+      )
   elif not shell.dry_run:
     print(f"{request.name}: {', '.join(conditions(resource)) or 'waiting or running'}")
     for pod in pods:

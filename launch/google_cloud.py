@@ -39,7 +39,7 @@ def check_reads(shell: shell_lib.Shell, reads: Mapping[str, Sequence[str]]) -> N
       )  # on a separate line, to be pasted
       answer = shell.ask(["gcloud", "storage", "ls", path])
       if answer.code:
-        raise UserError(f"{key}={path}: is not in the bucket, or cannot be read:\n{answer.reason()}\nCopy it: {copied}")
+        raise UserError(f"{key}={path} is not in the bucket, or cannot be read:\n{answer.reason()}\nCopy it: {copied}")
 
 
 def check_bucket(shell: shell_lib.Shell, path: str) -> None:
@@ -58,7 +58,7 @@ def check_bucket(shell: shell_lib.Shell, path: str) -> None:
     forbidden = "403" in text or "permission" in text or "does not have" in text
     missing = not forbidden and ("404" in text or "not found" in text or "does not exist" in text)
     how = (
-      f"Create it: gcloud storage buckets create {bucket} --location=REGION (the region of the TPUs)"
+      f"Create the bucket: gcloud storage buckets create {bucket} --location=REGION (the region of the TPUs)"
       if missing
       else "Grant access to yourself and to the machines' service account:\n"
       f"  gcloud storage buckets add-iam-policy-binding {bucket} \\\n"

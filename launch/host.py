@@ -27,7 +27,7 @@ def check_workdir(path: str) -> None:
   except Exception as error:  # any error of the bucket's client
     raise UserError(
       f"{path} cannot be written from {os.uname().nodename}: {str(error).splitlines()[0]}\n"
-      "Grant the machines' service account roles/storage.objectAdmin on the bucket (see docs/launch.md)"
+      "Grant the machines' service account roles/storage.objectAdmin on the bucket (see docs/launch.md)."
     ) from error
 
 

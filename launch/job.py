@@ -130,8 +130,8 @@ def _check_paths(config: ConfigDict) -> None:
     for part in value.split(","):
       if part and "://" not in part and glob.glob(part):
         raise UserError(
-          f"config.{key}={part} is on this machine, where the hosts cannot read it. Copy it to the bucket "
-          f"(gcloud storage cp --recursive {part} gs://BUCKET/data/), and give its path there"
+          f"config.{key}={part} is on this machine, and the hosts cannot read this path. Copy the data to the bucket "
+          f"(gcloud storage cp --recursive {part} gs://BUCKET/data/), and give the path in the bucket."
         )
 
 
@@ -156,8 +156,8 @@ def _installed(module: str) -> str:
   is_installed = any("site-packages" in folder or not pathlib.Path(folder).is_relative_to(here) for folder in folders)
   if not is_installed:
     raise UserError(
-      f"config.data.task_modules={module}: {'is only on this machine' if spec else 'no such module'}. Give its "
-      f"file, {module.replace('.', '/')}.py, which is copied to the hosts"
+      f"config.data.task_modules={module}: {'the module is only on this machine' if spec else 'no such module'}. "
+      f"Give the file {module.replace('.', '/')}.py, which is copied to the hosts."
     )
   return module
 
@@ -169,12 +169,15 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
   def ship(path: str) -> str:
     source = pathlib.Path(path)
     if ":" in source.name or source.name.startswith("-"):  # scp and gcloud would take it for a host or a flag
-      raise UserError(f"{path}: cannot be copied to the hosts. Give it a name without a colon and without a dash first")
+      raise UserError(
+        f"{path} cannot be copied to the hosts, because the name has a colon or begins with a dash. Rename the file."
+      )
     if not source.is_file():
-      raise UserError(f"{path}: no such file. It must exist to be copied to the hosts")
+      raise UserError(f"{path}: no such file, but the file is copied to the hosts. Check the path.")
     if files.setdefault(source.name, source) != source:
       raise UserError(
-        f"{files[source.name]} and {source} have the same name. Rename one, because both are copied into one folder"
+        f"{files[source.name]} and {source} have the same name. Rename one file, because both are copied into one "
+        "folder."
       )
     return f"{FOLDER}/{source.name}"
 
@@ -216,11 +219,11 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     argv = argv[1:]  # accepts a pasted `-- t2t train ...`
   if not argv or argv[0] not in known:
     name = argv[0] if argv else ""
-    raise UserError(f"-- {name}: not a t2t command{did_you_mean(name, known) or '.'} Give one of {', '.join(known)}")
+    raise UserError(f"-- {name}: not a t2t command{did_you_mean(name, known) or '.'} Give one of {', '.join(known)}.")
   if gin_option := next((word for word in argv if re.match(r"--gin(_file|\.|=|_search_paths)", word)), ""):
     raise UserError(
-      f"-- {argv[0]} {gin_option}: hosts need a config instead of a gin file. Convert it with `t2t convert "
-      "--gin_file FILE.gin > NAME.py`, and give --config NAME.py, which is copied to the hosts"
+      f"-- {argv[0]} {gin_option}: hosts need a config instead of a gin file. Run `t2t convert "
+      "--gin_file FILE.gin > NAME.py`, and give --config NAME.py, which is copied to the hosts."
     )
   # Names of files and places are printed, looked up and copied; other words may be any text.
   named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}
@@ -234,11 +237,12 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     mesh_selection.choose(recipe.largest(parts).config, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
-    raise UserError("-- train: --workdir is missing" + (". Give a path in a bucket, gs://BUCKET/RUN" if remote else ""))
+    wanted = "a path in a bucket, gs://BUCKET/RUN" if remote else "a folder that all nodes share"
+    raise UserError(f"-- train: --workdir is missing. Give {wanted}.")
   if workdir and remote and not re.fullmatch(r"gs://[^/]+/.+", workdir):
     raise UserError(
       f"--workdir {workdir}: the machines' disks are deleted with the machines. Give a path in a bucket, "
-      "gs://BUCKET/RUN"
+      "gs://BUCKET/RUN."
     )
   files: dict[str, pathlib.Path] = {}
   if remote and config is not None:

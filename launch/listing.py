@@ -105,7 +105,9 @@ def _by_kind(shell: shell_lib.Shell, location: Location) -> Iterator[tuple[str, 
   """
   here = [program for program in _KINDS if shell.dry_run or shutil.which(program)]
   if not here:
-    raise UserError(f"{', '.join(_KINDS)}: no such program is installed or on PATH. Install the one of your platform")
+    raise UserError(
+      f"none of the programs {', '.join(_KINDS)} is installed or on PATH. Install the program of your platform."
+    )
   for title, listed in map(_KINDS.__getitem__, here):
     try:
       job_list, why = listed(shell, location), ""
@@ -151,7 +153,7 @@ def find(name: str, shell: shell_lib.Shell, location: Location) -> Request | Non
     )
   if not matches:
     where = f"{', '.join(looked)} (zone {location.zone or 'of gcloud'}, namespace {location.namespace})"
-    raise UserError("\n".join([f"no job {name} on {where}. Run `t2t launch status` to list all jobs", *failed]))
+    raise UserError("\n".join([f"no job {name} on {where}. Run `t2t launch status` to list all jobs.", *failed]))
   if failed:  # a platform that failed may have a job of this name, too
     console.tell("\n".join([*failed, f"continuing with {matches[0].name}: {matches[0].state}"]))
   return matches[0].request

@@ -99,7 +99,7 @@ class QueuedResource:
     if kind:
       if request.tpu and (kind, slices) != (request.tpu.name, request.slices):
         raise UserError(
-          f"{request.name} exists with {slices} x {kind}. Give another --name, or delete it first: "
+          f"{request.name} exists with {slices} x {kind}. Give another --name, or delete the machines first: "
           f"{request.launch_line('delete')}"
         )
       self._set_slices(slices)
@@ -142,8 +142,8 @@ class QueuedResource:
       resource = self._describe()
       if resource is None:
         raise UserError(
-          f"{self.request.name} was deleted while this command waited for it. Run the same command again to "
-          "request it again"
+          f"{self.request.name} was deleted while this command waited for the machines. Run the same command again to "
+          "request machines again."
         )
       state = resource["state"]["state"]
       if state == "ACTIVE":
@@ -154,7 +154,7 @@ class QueuedResource:
         answer = shell_lib.Answer(1, "", _failure(resource))
         raise UserError(
           f"{self.request.name} has failed:\n{_advised(answer, self.request)}\n"
-          f"It counts against the quota until it is deleted: {self.request.launch_line('delete')}"
+          f"The request counts against the quota until it is deleted: {self.request.launch_line('delete')}"
         )
       if state in GONE:
         raise Preempted

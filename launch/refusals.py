@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 _CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=REGION"
 _ZONE = (
-  "no zone is configured: give --zone with the zone of your TPUs, such as --zone us-central2-b; `gcloud config "
-  "set compute/zone us-central2-b` saves it"
+  "no zone is configured; give --zone with the zone of your TPUs, such as --zone us-central2-b (`gcloud config "
+  "set compute/zone us-central2-b` saves the zone)"
 )
 _SHOWN = 120  # characters of an unexpected answer
 # Part of a program's error in small letters -> remedy.

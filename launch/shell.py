@@ -66,7 +66,7 @@ def check_words(words: Mapping[str, str]) -> None:
   for label, word in words.items():
     if not word.isprintable():
       raise t2t.UserError(
-        f"{label} {word!r}: contains a character that cannot be printed, such as a line break. Remove it"
+        f"{label} {word!r} contains a character that cannot be printed, such as a line break. Remove the character."
       )
 
 

@@ -193,9 +193,9 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
     UserError: it was rejected or has failed; with a remedy.
   """
   if job.workdir and job.workdir.startswith(("/tmp/", "/dev/shm/")):
-    raise UserError(f"--workdir {job.workdir}: each node has its own folder there. Give one that all nodes share")
+    raise UserError(f"--workdir {job.workdir}: each node has its own such folder. Give a folder that all nodes share.")
   if request.time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", request.time):
-    raise UserError(f"--time {request.time}: give minutes, or [DAYS-]HOURS:MINUTES:SECONDS")
+    raise UserError(f"--time {request.time} is not a time limit. Give minutes, or [DAYS-]HOURS:MINUTES:SECONDS.")
   shell.say("Looking for an existing job in the queue")
   queued_job = _queued_job(request, shell)
   if queued_job is None:
@@ -208,7 +208,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
   elif queued_job.comment != f"t2t:{job.fingerprint}":
     raise UserError(
       f"job {queued_job.number} with the name {request.name} is in the queue with another command. Give another "
-      f"--name, or cancel it first:\n  {request.launch_line('delete')}"
+      f"--name, or cancel the job first:\n  {request.launch_line('delete')}"
     )
   else:
     number = queued_job.number
@@ -219,13 +219,13 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
   code = _FOLDER / f"{request.name}-{number}.exit"
   if not code.exists():
     raise UserError(
-      f"job {number} has left the queue without an exit code: it was cancelled, did not save before its time "
-      f"limit, or a node failed. Run `sacct -j {number}` for the reason; the same command again resumes from the "
-      "last checkpoint"
+      f"job {number} has left the queue without an exit code. The job was cancelled, did not save before its time "
+      f"limit, or lost a node. Run `sacct -j {number}` to see the reason. Run the same command again to resume from "
+      "the last checkpoint."
     )
   if code.read_text().strip() != "0":
     raise UserError(
-      f"job {number} has failed with exit code {code.read_text().strip()}. See its log, {_log(request, number)}"
+      f"job {number} has failed with exit code {code.read_text().strip()}. See the log, {_log(request, number)}."
     )
   shell.say("End of the dry run; nothing was run" if shell.dry_run else "The job has succeeded")
 
@@ -240,7 +240,8 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   if queued_job is None and not shell.dry_run:
     logs = sorted(_FOLDER.glob(f"{request.name}-*.log"))
     raise UserError(
-      f"no job {request.name} in the queue" + (f"; the log of the last one is {logs[-1]}" if logs else "")
+      f"no job {request.name} in the queue. Run `squeue --me` to list your jobs."
+      + (f" The log of the last job of this name is {logs[-1]}." if logs else "")
     )
   number = queued_job.number if queued_job else "JOB"
   if action == "logs":

@@ -117,7 +117,7 @@ class Workers:
         names = ", ".join(str(worker) for worker, _ in unreachable)
         raise UserError(
           f"{node}: worker {names} of {self._machines.hosts} (counted from 0) cannot be reached;"
-          f" {action.lower()} was not done on all:\n{last.reason()}\n"
+          f" {action.lower()} was not done on all workers:\n{last.reason()}\n"
           "Run the same command again to retry. If it fails again, test the connection with\n"
           f"  {shlex.join(self.ssh(node, worker, 'true')[:-1])}\n"
           "(the firewall must allow ssh, port 22), or delete these machines to get others:\n"
@@ -140,7 +140,8 @@ class Workers:
       worker_states += [Worker(host, job, state, int(code) if code else None) for host, job, state, code in lines]
     if not worker_states and not self._shell.dry_run:
       raise UserError(
-        f"the workers of {self._request.name} report no state. Check with {self._request.launch_line('logs')}"
+        f"the workers of {self._request.name} report no state. Check the log with "
+        f"`{self._request.launch_line('logs')}`."
       )
     return worker_states
 
@@ -182,7 +183,7 @@ class Workers:
     if self._shell.dry_run:
       hosts = max(hosts, worker + 1)  # a dry run does not know the number of machines
     if not 0 <= worker < hosts * len(nodes):
-      raise UserError(f"--worker {worker}: give 0 to {hosts * len(nodes) - 1}")
+      raise UserError(f"--worker {worker}: no such worker. Give 0 to {hosts * len(nodes) - 1}.")
     self._shell.say(f"Log of worker {worker}")
     return self._shell.stream(self.ssh(nodes[worker // hosts], worker % hosts, _FOLLOW.format(lines=lines)))
 
@@ -202,7 +203,7 @@ class Workers:
         return workers
       self._shell.say("The connection was lost; the job continues. Its last lines again:")
       self._shell.pause()
-    raise UserError(f"the connection was lost too often. Check with {self._request.launch_line('logs')}")
+    raise UserError(f"the connection was lost too often. Check the job with `{self._request.launch_line('logs')}`.")
 
 
 def _script(job: job_lib.Job, *, token: str) -> str:
@@ -254,7 +255,7 @@ def _attempt(
   if any(worker.state == "running" and worker.fingerprint != job.fingerprint for worker in worker_states):
     machines.taken = False  # the machines belong to another launch
     raise UserError(
-      f"{name} runs another command (or another version of its files). Wait for it, or stop it first:\n"
+      f"{name} runs another command (or another version of its files). Wait for that command, or stop it first:\n"
       f"  {machines.request.launch_line('stop')}"
     )
   same = bool(worker_states) and all(worker.fingerprint == job.fingerprint for worker in worker_states)
@@ -307,8 +308,8 @@ def run(
     raise UserError(
       "the job has failed:\n"
       + "\n".join(f"  {worker}" for worker in failed[:5])
-      + "\nThe log of worker 0 is above"
-      + ("" if delete else f"; for another: {request.launch_line('logs --worker 1')}")
+      + "\nThe log of worker 0 is above."
+      + ("" if delete else f" For the log of another worker: {request.launch_line('logs --worker 1')}")
     )
   shell.say("End of the dry run; nothing was run" if shell.dry_run else "The job has succeeded")
 
@@ -333,8 +334,8 @@ def _until_ended(
       machines.delete()  # the remains count against the quota
       if attempt == restarts:
         raise UserError(
-          f"{name} was preempted {attempt + 1} time(s), and --restarts is {restarts}. The last checkpoint is in "
-          f"{job.workdir or 'the workdir'}; the same command again resumes from it"
+          f"{name} was preempted {attempt + 1} time(s), more than --restarts {restarts}. Run the same command again to "
+          f"resume from the last checkpoint in {job.workdir or 'the workdir'}."
         ) from None
       continue
     failed = [worker for worker in worker_states if worker.code != exit_codes.DONE and not shell.dry_run]
@@ -392,7 +393,10 @@ def look_after(action: str, request: queued_resource.Request, shell: shell_lib.S
     print(f"{request.name}: {machines.described()}")
   if state != "ACTIVE" and not shell.dry_run:
     if action != "status":
-      raise UserError(f"{request.name} is {state}: it has no machines to {action}")
+      raise UserError(
+        f"{request.name} is {state} and has no machines, so `{action}` is not possible. Check the state with "
+        f"`{request.launch_line('status')}`."
+      )
     return
   try:
     if action == "status":
@@ -401,10 +405,10 @@ def look_after(action: str, request: queued_resource.Request, shell: shell_lib.S
     elif action == "logs":
       code = workers.follow(worker=worker)
       if code:
-        raise UserError(f"the log of {request.name} is not complete: gcloud exited with {code}")
+        raise UserError(
+          f"the log of {request.name} is not complete, because gcloud exited with {code}. Run the same command again."
+        )
     else:
       workers.stop()
   except queued_resource.Preempted:
-    raise UserError(
-      f"{request.name} was preempted. Run the command that launched it again to request new machines"
-    ) from None
+    raise UserError(f"{request.name} was preempted. Run the launch command again to request new machines.") from None

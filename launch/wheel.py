@@ -27,11 +27,11 @@ def find_or_build(shell: shell_lib.Shell, wheel_path: str | None) -> tuple[pathl
       or not pathlib.Path(wheel_path).is_file()
     ):
       raise UserError(
-        f"--wheel {wheel_path}: not a wheel of t2t. Build one with `pip wheel --no-deps --wheel-dir dist .`"
+        f"--wheel {wheel_path} is not a wheel of t2t. Build one with `pip wheel --no-deps --wheel-dir dist .`."
       )
     return pathlib.Path(wheel_path), lock if lock.exists() else None
   if not project.exists():
-    raise UserError("t2t is not run from a checkout, so no wheel can be built. Give one with --wheel FILE")
+    raise UserError("t2t is not run from a checkout, so no wheel can be built. Give a wheel with --wheel FILE.")
   shell.say("Building the wheel of this checkout")
   version = tomllib.loads(project.read_text())["project"]["version"]
   answer = shell.ask(
@@ -39,5 +39,5 @@ def find_or_build(shell: shell_lib.Shell, wheel_path: str | None) -> tuple[pathl
   )
   wheel = pathlib.Path(f"dist/{_DISTRIBUTION}-{version}-py3-none-any.whl")
   if answer.code or not (shell.dry_run or wheel.exists()):
-    raise UserError(f"the wheel of {checkout} cannot be built:\n{answer.reason()}\nGive one with --wheel FILE")
+    raise UserError(f"the wheel of {checkout} cannot be built:\n{answer.reason()}\nGive a wheel with --wheel FILE.")
   return wheel, lock if lock.exists() else None

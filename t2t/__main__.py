@@ -41,11 +41,11 @@ SUBCOMMANDS = {
 
 # OS errors with an obvious remedy, which need no traceback.
 _MACHINE = {
-  errno.EMFILE: "raise the limit with `ulimit -n 4096` in the shell that starts t2t",
-  errno.ENFILE: "close other programs: the limit of the whole machine is reached",
-  errno.ENOSPC: "free some space, or give another folder; checkpoints saved earlier are intact",
-  errno.EDQUOT: "free some space, or give another folder; checkpoints saved earlier are intact",
-  errno.EROFS: "give a writable folder",
+  errno.EMFILE: "Raise the limit with `ulimit -n 4096` in the shell that starts t2t.",
+  errno.ENFILE: "Close other programs, because the limit of the whole machine is reached.",
+  errno.ENOSPC: "Free some space, or give another folder. Checkpoints saved earlier are intact.",
+  errno.EDQUOT: "Free some space, or give another folder. Checkpoints saved earlier are intact.",
+  errno.EROFS: "Give a writable folder.",
 }
 
 # Allocations between two garbage collections. Imports allocate millions of objects and hardly any garbage: with
@@ -119,7 +119,7 @@ def _run(command: str, arguments: list[str]) -> int:
   try:
     if command.startswith("-"):
       named = next((word for word in arguments if word in SUBCOMMANDS), "COMMAND")
-      raise UserError(f"{command}: give options after the command: t2t {named} {command} ...")
+      raise UserError(f"{command} comes before the command; give options after the command: t2t {named} {command} ...")
     if command not in SUBCOMMANDS:
       near = did_you_mean(command, SUBCOMMANDS)
       raise UserError(f"no such command {command!r}{near or '.'} Commands: {', '.join(SUBCOMMANDS)}")
@@ -145,11 +145,11 @@ def _of_others(command: str, arguments: list[str], error: Exception) -> int:
   """Returns the exit code of an error that is not the user's; raises it again if only its traceback explains it."""
   if why := outage.reason(error):
     why = (
-      f"a bucket does not respond ({why}); checkpoints saved earlier are intact. Run the same command again to resume"
+      f"a bucket does not respond ({why}); checkpoints saved earlier are intact. Run the same command again to resume."
     )
     return _told(command, arguments, why, exit_codes.LOST)
   if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in arguments:
-    why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
+    why = f"{error.filename or 'this machine'}: {error.strerror.lower()}. {_MACHINE[error.errno]}"
     return _told(command, arguments, why, exit_codes.REFUSED)
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
     return _told(command, arguments, _out_of_memory(command, str(error)), exit_codes.FAILED)
@@ -164,9 +164,9 @@ def _out_of_memory(command: str, text: str) -> str:
   if command != "train":
     return f"a device is out of memory{wanted}; read fewer rows at a time, or use more devices (config.mesh)"
   return (
-    f"a device is out of memory{wanted}; reduce the batch (--config.train.microbatches=2, or a smaller "
+    f"a device is out of memory{wanted}. Reduce the batch (--config.train.microbatches=2, or a smaller "
     "--config.train.batch_size), keep fewer activations (--config.model.remat=full), or shard the parameters "
-    "(--config.mesh.fsdp). `t2t plan` reports the memory of a step and the settings that fit"
+    "(--config.mesh.fsdp). `t2t plan` reports the memory of a step and the settings that fit."
   )
 
 

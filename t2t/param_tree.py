@@ -64,7 +64,9 @@ def check_pattern(pattern: str, where: str) -> None:
     re.compile(pattern)
     re.compile(f"(?:{pattern})")  # patterns are joined in groups: flags must be local, (?i:...)
   except re.error as error:
-    raise UserError(f"{where}: {pattern!r} is not a valid regular expression: {error}") from error
+    raise UserError(
+      f"{where}: {pattern!r} is not a valid regular expression ({error}). Correct the pattern."
+    ) from error
 
 
 def matches(patterns: tuple[str, ...], path: str) -> bool:

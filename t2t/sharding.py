@@ -71,8 +71,8 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
   free = [axis for axis, size in sizes.items() if size == -1]
   if len(free) > 1:
     raise UserError(
-      f"config.mesh: {' and '.join(free)} are both -1, but only one axis can take the remaining devices. Set the "
-      "others to a number."
+      f"config.mesh: {' and '.join(free)} are -1, but only one axis can take the remaining devices. Set the "
+      "other axes to a number."
     )
   fixed = math.prod(size for size in sizes.values() if size != -1)
   text = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in _OPTIONAL or size != 1)
@@ -80,8 +80,8 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
     if num_devices % fixed:
       divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
       raise UserError(
-        f"config.mesh: {text} does not fit {num_devices} device(s): {fixed} does not divide {num_devices}. "
-        f"{free[0]} takes the rest; the product of the other sizes must be {' or '.join(map(str, divisors))}."
+        f"config.mesh: {text} does not fit {num_devices} device(s), because {fixed} does not divide {num_devices}. "
+        f"The product of all sizes except {free[0]} must be {' or '.join(map(str, divisors))}."
       )
     sizes[free[0]] = num_devices // fixed
   elif fixed != num_devices:
@@ -155,8 +155,8 @@ def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[
   text, sides = f"config.mesh.physical_layout={','.join(order)}", accelerators.sides(devices)
   if sides is None:
     raise UserError(
-      f"{text}: needs whole TPU slices with one device per chip, but these devices are {devices[0].device_kind!r} "
-      "or an incomplete slice. Remove the key."
+      f"{text} needs whole TPU slices with one device per chip, but these devices are {devices[0].device_kind!r} "
+      "or an incomplete slice. Remove config.mesh.physical_layout."
     )
   left, boxes = list(sides), {}
   for entry in order:
@@ -164,8 +164,8 @@ def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[
     parts = [int(part) if part.isdecimal() else 0 for part in box.split("x")]
     parts += [1] * (len(sides) - len(parts))  # a two-dimensional slice has a third side of one chip
     if axis not in sizes or axis in boxes:
-      known = f"is not one of {', '.join(sizes)}"
-      raise UserError(f"{text}: {axis!r} {'occurs twice' if axis in boxes else known}")
+      known = f"is not an axis. Known axes: {', '.join(sizes)}"
+      raise UserError(f"{text}: {axis!r} {'occurs twice. Remove one entry.' if axis in boxes else known}")
     if (
       len(parts) != len(sides)
       or math.prod(parts) != sizes[axis]
@@ -173,8 +173,9 @@ def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[
     ):
       works = ", ".join(box_text(shape) for shape in accelerators.boxes(left, sizes[axis]))
       raise UserError(
-        f"{text}: {entry} is not a box of {axis}'s {sizes[axis]} device(s) in the remaining {box_text(left)} of "
-        f"a slice of {box_text(sides)}. {f'Possible boxes: {works}' if works else 'No box has this size.'}"
+        f"{text}: {entry} must be a box of {sizes[axis]} device(s) with sides that divide the remaining "
+        f"{box_text(left)} of the slice {box_text(sides)}. "
+        f"{f'Possible boxes: {works}' if works else 'No box has this size.'}"
       )
     boxes[axis] = tuple(parts)
     left = [side // part for side, part in zip(left, parts, strict=True)]
@@ -222,7 +223,7 @@ def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.A
   if not used:
     return x
   if len(axes) != x.ndim:
-    raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
+    raise ValueError(f"shard: {len(axes)} axis names {axes} do not match an array of shape {x.shape}")
   # A single token in decoding stays whole, as does a width that the devices do not divide.
   axes = tuple(
     None if axis in ("length", "residual") and size % num_shards(axis) else axis
@@ -321,7 +322,7 @@ def logical_axes(path: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> tu
   if len(shape) == len(axes) + 1:
     return ("layers", *axes)
   if len(shape) != len(axes):
-    raise ValueError(f"parameter {path} has shape {shape}, but axes {axes}")
+    raise ValueError(f"parameter {path} has the shape {shape}, but {len(axes)} axis names: {axes}")
   return tuple(axes)
 
 
@@ -343,7 +344,7 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
       if size % parts:
         works = [n for n in range(1, int(np.prod(list(mesh.shape.values()))) + 1) if size % n == 0]
         raise UserError(
-          f"config.mesh.{'*'.join(names)}={parts} does not divide {axis}={size} (parameter {name} {shape}). "
+          f"config.mesh.{'*'.join(names)}={parts} does not divide {axis}={size} (parameter {name} of shape {shape}). "
           f"Sizes that work: {works}."
         )
     return NamedSharding(mesh, spec)

@@ -38,7 +38,7 @@ EXCEPTIONS: dict[str, str] = {
   "not a manifest": "the caller adds the path",
   "does not match its checksum": "the caller adds the path",
   "a key that is neither text nor a number": "the caller adds file and position",
-  "it is a link": "the caller adds the path",
+  "the step is a link": "the caller adds the path",
   "a name occurs twice": "the caller adds the path",
   "connection closed by the peer": "the caller adds the peer",
   "wrong token of the run": "the caller drops the connection; a token is a secret",

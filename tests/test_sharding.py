@@ -25,7 +25,7 @@ def test_minus_one_takes_the_devices_that_are_left():
   ("shape", "message"),
   [
     ({"model": 2}, "config.mesh.model: unknown mesh axis. The axes are dcn_data, data, fsdp, sequence, tensor"),
-    ({"data": -1, "fsdp": -1}, "data and fsdp are both -1"),
+    ({"data": -1, "fsdp": -1}, "data and fsdp are -1"),
     ({"tensor": 0}, "config.mesh.tensor=0"),
     ({"tensor": -2}, "config.mesh.tensor=-2"),
     ({"data": 2, "tensor": 2}, "needs 4 device"),
@@ -123,5 +123,5 @@ def test_a_dimension_that_does_not_divide_is_refused():
 def test_a_parameter_whose_axes_do_not_fit_is_an_error():
   """A stacked parameter has one more dimension than names; any other number is an error in the model."""
   assert sharding.logical_axes("w", (3, 4, 5), ("embed", "mlp")) == ("layers", "embed", "mlp")
-  with pytest.raises(ValueError, match="parameter w has shape"):
+  with pytest.raises(ValueError, match="parameter w has the shape"):
     sharding.logical_axes("w", (3,), ("embed", "mlp"))

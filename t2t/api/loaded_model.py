@@ -103,7 +103,7 @@ def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
   data = source.run["data"]
   if source.vocabulary or data.get("vocabulary") or data.get("mixture") or data.get("sources"):
     raise UserError(
-      f"vocabulary={spec}: {source.path} is read with the vocabulary of its training; leave vocabulary out"
+      f"vocabulary={spec}: {source.path} already has the vocabulary of its training; leave out 'vocabulary'"
     )
   return dataclasses.replace(source, run={**source.run, "data": {**data, "vocabulary": spec}})
 
@@ -135,7 +135,9 @@ class Model:
     numeric.check("tensor", tensor, whole=True)
     numeric.check("inputs_length", inputs_length, 0, whole=True)
     if special_tokens not in ("", *prompt_builder.SPECIAL_TOKENS):
-      raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(prompt_builder.SPECIAL_TOKENS)}")
+      raise UserError(
+        f"special_tokens={special_tokens!r}: unknown value; give one of {', '.join(prompt_builder.SPECIAL_TOKENS)}"
+      )
     self._special_tokens = prompt_builder.special_tokens(source, special_tokens)
     self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
     self._mesh = batch_inference.make_mesh(tensor)
@@ -234,7 +236,7 @@ class Model:
       UserError: the model is an encoder, options exclude each other, or a text is empty.
     """
     if not self.config.is_generative:
-      raise UserError(f"{self!r} is an encoder and generates no text; use fill, answer or embed")
+      raise UserError(f"{self!r} is an encoder and generates no text; call fill(), answer() or embed()")
     numeric.check("seed", seed, 0, 2**32 - 1, whole=True)
     with in_python():
       decode = text_generation.decode_config(
@@ -265,7 +267,7 @@ class Model:
       UserError: the model does not fill blanks, or a text has none.
     """
     if self.config.kind.is_generative:
-      raise UserError(f"{self!r} generates text and fills no blanks; use generate or score")
+      raise UserError(f"{self!r} generates text and fills no blanks; call generate() or score()")
     numeric.check("top", top, whole=True)
     with in_python():
       predictor.check_predicts_tokens(self._source.model, where=repr(self))
@@ -303,7 +305,7 @@ class Model:
     with in_python():
       way = self._answering("")
       if way.asks != "class":
-        raise UserError(f"{self!r} is no classifier (it was trained on: {way.asks}); use answer or generate")
+        raise UserError(f"{self!r} is not a classifier (kind of prediction: {way.asks}); call answer() or generate()")
       return self._ask(way, texts)
 
   def __call__(self, texts: Asked | Sequence[Asked]) -> dict[str, Any] | list[dict[str, Any]]:
@@ -346,11 +348,11 @@ class Model:
       UserError: there is no such pool or layer.
     """
     if pool not in embedding.POOLS:
-      raise UserError(f"pool={pool}: give one of {', '.join(embedding.POOLS)}")
+      raise UserError(f"pool={pool}: unknown value; give one of {', '.join(embedding.POOLS)}")
     with in_python():
       rows = self._ask(self._way("embed", pool=pool, layer=str(layer)), texts)
     if not rows:
-      raise UserError("texts: is empty; give at least one text")
+      raise UserError("'texts' is empty; give at least one text")
     return np.stack([row["vector"] for row in rows])
 
   @foreign_names.translating
@@ -385,9 +387,14 @@ class Model:
     """
     kind = self.config.kind
     if not kind.is_generative and targets is not None:
-      raise UserError(f"{self!r} is an encoder: leave targets out, and mask the tokens to predict in the text")
+      raise UserError(
+        f"{self!r} is an encoder and takes no 'targets'; leave out 'targets', and mask the tokens to predict in"
+        " 'inputs'"
+      )
     if kind.has_encoder_and_decoder and targets is None:
-      raise UserError(f"{self!r} predicts the tokens of targets: give targets")
+      raise UserError(
+        f"'targets' is missing, but {self!r} predicts the tokens of targets; give one target for each input"
+      )
     with in_python():
       if not kind.is_generative:
         predictor.check_predicts_tokens(self._source.model, where=repr(self))
@@ -437,22 +444,22 @@ class Model:
       UserError: a text cannot be read.
     """
     if isinstance(texts, str | Mapping):
-      kind = "a text" if isinstance(texts, str) else "a mapping"
-      raise UserError(f"texts: is {kind}; give a list with it, [...]")
+      kind = "text" if isinstance(texts, str) else "mapping"
+      raise UserError(f"'texts' is a single {kind}; put the {kind} in a list: [...]")
     if not isinstance(texts, Iterable):
-      raise UserError(f"texts: is {type(texts).__name__}; give a list of texts")
+      raise UserError(f"'texts' has type {type(texts).__name__}; give a list of texts")
     examples = []
     for number, text in enumerate(texts):
       where = f"texts[{number}]"
       line = jsonl_io.made(number + 1, text, form=way.form, where=where)
       if not line.text:
-        raise UserError(f"{where}: is empty; give a text")
+        raise UserError(f"{where} is empty; give a text")
       way.check(line, where)
       example = way.read(line)
       if example.error:
-        raise UserError(f"{where}: {example.error}: {line.text[:60]!r}")
+        raise UserError(f"{where}: {example.error} in {line.text[:60]!r}; {batch_inference.REMEDIES[example.error]}")
       if example.cut:
-        message = f"{where}: {example.cut:,} of its {example.tokens:,} tokens were cut: the model reads {way.cut_to}"
+        message = f"{where}: {example.cut:,} of the {example.tokens:,} tokens were cut (limit: {way.cut_to})"
         warnings.warn(f"{message}; load the model with a larger inputs_length", stacklevel=4)
       examples.append(example.given)
     return way.answer(self.params, examples, numbers=range(len(examples)), done=None) if examples else []
@@ -493,7 +500,7 @@ class Model:
     for number, (text, target) in enumerate(zip(inputs, targets, strict=True)):
       prompt, cut = read(text)
       if cut:
-        message = f"inputs[{number}]: {cut:,} of its {len(prompt) + cut:,} tokens were cut: the model reads {longest:,}"
+        message = f"inputs[{number}]: {cut:,} of the {len(prompt) + cut:,} tokens were cut (limit: {longest:,} tokens)"
         warnings.warn(f"{message}; load the model with a larger inputs_length", stacklevel=4)
       pairs.append((prompt, [*read.encode(target), *end]))
     return pairs
@@ -532,15 +539,15 @@ class Model:
 def _texts(texts: Iterable[str], called: str = "texts") -> list[str]:
   """Checks that the argument is an iterable of texts, and not a single text."""
   if isinstance(texts, str):
-    raise UserError(f"{called}: is a text; give a list of texts, [{texts[:20]!r}]")
+    raise UserError(f"{called!r} is a single text; put the text in a list: [{texts[:20]!r}]")
   if not isinstance(texts, Iterable):
-    raise UserError(f"{called}: is {type(texts).__name__}; give a list of texts")
+    raise UserError(f"{called!r} has type {type(texts).__name__}; give a list of texts")
   texts = list(texts)  # a generator can be read only once
   for number, text in enumerate(texts):
     if not isinstance(text, str):
-      raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")
+      raise UserError(f"{called}[{number}] has type {type(text).__name__}; give a text")
     if reason := encoding.unpaired_surrogate(text):
-      raise UserError(f"{called}[{number}]: {reason}")
+      raise UserError(f"{called}[{number}] {reason}")
   return texts
 
 

@@ -56,7 +56,9 @@ def config(
   """
   name = given_paths.text(name, called="the config's name")
   if changes is not None and not isinstance(changes, Mapping):
-    raise UserError(f"changes is {type(changes).__name__}: give a dict of keys and values, {{'train.steps': 10}}")
+    raise UserError(
+      f"'changes' has type {type(changes).__name__}; give a dict of keys and values: {{'train.steps': 10}}"
+    )
   dotted = dict(changes or {})
   for section, values in sections.items():
     if not isinstance(values, Mapping):
@@ -70,8 +72,8 @@ def config(
       if same := next((key for key in keys if key.rpartition(".")[2] == section), ""):
         name, _, key = same.partition(".")
         known = f"; did you mean {name}={{{key!r}: {values!r}}}?"
-      example = known or f": give the keys of this section, {section}={{'key': {values!r}}}"
-      raise UserError(f"{section}={values!r}{example if not known else f' is no section{known}'}")
+      example = known or f" is not a dict; give the keys of this section: {section}={{'key': {values!r}}}"
+      raise UserError(f"{section}={values!r}{example if not known else f' is not a section{known}'}")
     dotted |= {f"{section}.{key}": value for key, value in values.items()}
   dotted = {str(key): typed_config.plain(value) for key, value in dotted.items()}
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
@@ -81,8 +83,8 @@ def config(
     for key, value in dotted.items():
       if _is_text(config_dict, key) and isinstance(value, list | tuple | Mapping | None):
         texts = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-        hint = f"; several are separated by commas: {','.join(value)!r}" if texts else ""
-        raise UserError(f"config.{key}={value!r}: must be a text{hint}")
+        hint = f"; separate several values by commas: {','.join(value)!r}" if texts else ""
+        raise UserError(f"config.{key}={value!r} must be a string{hint}")
     if config_dict.init.use_model_config and config_dict.init.checkpoint:
       source = pretrained.read_source(config_dict.init.checkpoint, where="config.init.checkpoint=")
       config_dict = loading.overridden(name, typed, prepare=lambda draft: pretrained.adopt(draft, source))
@@ -139,31 +141,36 @@ def train(
       `data.array_batches` are raised with the first row.
   """
   if not isinstance(config, ConfigDict):
-    raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
+    raise UserError(f"'config' has type {type(config).__name__}; give the result of t2t.config(name)")
   if jax.process_count() > 1 and peer_monitor.current() is None:
     raise UserError(
-      f"t2t.train runs in one process, and this is one of {jax.process_count()}; run the command `t2t train` on "
-      "each instead"
+      f"t2t.train supports only one process, but this run has {jax.process_count()} processes; run the command "
+      "`t2t train` in each process instead"
     )
   for number, callback in enumerate(callbacks):
     if not isinstance(callback, Callback):
       raise UserError(
-        f"callbacks[{number}] is {callback!r}: give an instance of a subclass of t2t.Callback, with parentheses if it"
-        " is a class"
+        f"callbacks[{number}] is {callback!r}, not an instance of t2t.Callback; give an instance, such as MyCallback() "
+        "for the class MyCallback"
       )
   workdir = given_paths.text(workdir, called="workdir")
   if not workdir:
     raise UserError("workdir='' is empty: give a folder, or a gs:// path, for checkpoints and metrics")
   if (batches is None) != (eval_batches is None):
-    raise UserError("batches= and eval_batches=: give both, training data and evaluation data, or neither")
+    given = "batches" if eval_batches is None else "eval_batches"
+    raise UserError(
+      f"only {given}= is given; give both batches= (training data) and eval_batches= (evaluation data), or neither"
+    )
   if batches is not None and not (callable(batches) or isinstance(batches, Iterable)):
-    raise UserError(f"batches is {type(batches).__name__}: give an iterable of dicts, or a function that returns one")
+    raise UserError(
+      f"'batches' has type {type(batches).__name__}; give an iterable of dicts, or a function that returns an iterable"
+    )
   if eval_batches is not None and not isinstance(eval_batches, Iterable):
-    raise UserError(f"eval_batches is {type(eval_batches).__name__}: give an iterable of dicts")
+    raise UserError(f"'eval_batches' has type {type(eval_batches).__name__}; give an iterable of dicts")
   if examples is not None and batches is not None:
-    raise UserError("batches= and examples=: give one of them, batches of arrays or examples as texts")
+    raise UserError("batches= and examples= are both given; give only batches= (arrays) or only examples= (texts)")
   if examples is None and eval_examples is not None:
-    raise UserError("eval_examples: there are no examples to train on; give both")
+    raise UserError("eval_examples= is given without training examples; give examples= as well")
   with in_python():
     gcs.check_folder(workdir, where="workdir ")
     config = copy.deepcopy(config)
@@ -187,8 +194,11 @@ def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> Non
   """
   from t2t.data import tables
 
-  if any(config.data[key] for key in ("files", "eval_files", "sources")):
-    raise UserError("examples: the config names other data; leave out data.files, data.eval_files and data.sources")
+  if keys := [f"config.data.{key}" for key in ("files", "eval_files", "sources") if config.data[key]]:
+    named = " and ".join(keys)
+    raise UserError(
+      f"examples= is given, but the config names other data with {named}; leave out examples=, or {named}"
+    )
   files = {"files": tables.keep(examples, where="examples"), "eval_files": ""}
   if eval_examples is not None:
     files["eval_files"] = tables.keep(eval_examples, where="eval_examples")

@@ -108,7 +108,7 @@ def _of_head(base: Foreign, adapter: peft.PeftAdapter, path: str) -> Tensor:
   tensor = next((base.tensors[candidate] for candidate in places if candidate in base.tensors), base.pooler.get(name))
   if tensor is None:
     raise UserError(
-      f"{adapter.path}: neither it nor {base.path} contains {name} of the head. Give --base MODEL, the base that "
-      "it was trained on, with its pooler."
+      f"{adapter.path}: the head's parameter {name!r} is missing in the adapter and in {base.path}. Give --base MODEL "
+      "with the model that the adapter was trained on, including the pooler."
     )
   return tensor

@@ -93,8 +93,8 @@ class Base:
       return cls(path, beside, part, entries, name, other_bases)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(
-        f"{where}/{verify.BASE}: is not a reference to a base model ({error!r}). Restore the file, or give another "
-        "step."
+        f"{where}/{verify.BASE} is not a valid reference to a base model ({error!r}). Restore the file, or give "
+        "another step."
       ) from error
 
   def places(self, workdir: epath.Path) -> list[str]:
@@ -114,8 +114,8 @@ class Base:
     if self.name:
       holds, key = f"a model with frozen parameters of {self.path}", f"init.others.{self.name}.checkpoint"
     raise UserError(
-      f"{workdir}: contains {holds}, which no longer exists. Restore it, or resume the run with its new path, "
-      f"--config.{key}=PATH, which later steps then refer to."
+      f"{workdir} contains {holds}, but that checkpoint no longer exists. Restore the checkpoint, or resume the run "
+      f"with the new path of the checkpoint, --config.{key}=PATH."
     )
 
   def without(self, params: Params) -> Params:
@@ -137,10 +137,10 @@ class Base:
     """
     wrong = [path for path, digest in actual.items() if digest != self.entries[path].digest]
     if wrong:
-      more = f" (and {len(wrong) - 1} more of {len(actual)})" if len(wrong) > 1 else ""
+      more = f"; {len(wrong)} of {len(actual)} parameters differ" if len(wrong) > 1 else ""
       raise UserError(
-        f"{where}: is not the model {than}, which was at {self.path}: {wrong[0]} has the"
-        f" digest {actual[wrong[0]]}, expected {self.entries[wrong[0]].digest}{more}. Give the original model."
+        f"{where} is not the model {than}: {wrong[0]} has the digest {actual[wrong[0]]}, expected "
+        f"{self.entries[wrong[0]].digest}{more}. Give the original model, which was at {self.path}."
       )
 
 

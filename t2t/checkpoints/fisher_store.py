@@ -90,8 +90,8 @@ def open_fisher(path: str) -> Fisher:
   folder = restore.checkpoint_folder(path, where=_KEY)
   if not (folder / restore.FISHER).exists():
     raise UserError(
-      f"{_KEY}{path}: is a checkpoint, not Fisher information. Compute it by `t2t fisher {path} --output DIR`, "
-      f"and give --{_KEY}DIR."
+      f"{_KEY}{path} is a checkpoint, not Fisher information. Compute the Fisher information with "
+      f"`t2t fisher {path} --output DIR`, and give --{_KEY}DIR."
     )
   base: Any = restore.read_base(folder)  # never None here
   return Fisher(folder, base)
@@ -117,14 +117,14 @@ def check(fisher: Fisher, abstract: TrainState) -> None:
   if missing := [path for path in wanted if path not in entries]:
     shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
     raise UserError(
-      f"{where}: has no values for {shown}, which {fisher.base.path} lacks. Exclude it by a last rule of"
-      f" config.optimizer.param_groups, '{missing[0]}: anchor=0'."
+      f"{where} has no values for {shown}, because {fisher.base.path} lacks such parameters. Exclude each such "
+      f"parameter by a last rule of config.optimizer.param_groups, '{missing[0]}: anchor=0'."
     )
   for path, x in wanted.items():
     if entries[path].shape != x.shape:
       raise UserError(
-        f"{where}: {path} has shape {list(entries[path].shape)} in it, the shape of {fisher.base.path}, but "
-        f"{list(x.shape)} in this run. Give the Fisher information of the initial checkpoint."
+        f"{where}: {path} has shape {list(entries[path].shape)} in the Fisher information of {fisher.base.path}, but "
+        f"{list(x.shape)} in this run. Give the Fisher information of the run's initial checkpoint."
       )
 
 
@@ -145,8 +145,8 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
   for path in held:
     if path not in params or path in taken.shared or path in taken.by_piece:
       raise UserError(
-        f"{_KEY}{fisher.workdir}: anchors {path}, which config.init initializes with other values. Exclude it by a"
-        f" last rule of config.optimizer.param_groups, '{path}: anchor=0'."
+        f"{_KEY}{fisher.workdir} anchors {path}, but config.init initializes this parameter with other values. Exclude "
+        f"the parameter by a last rule of config.optimizer.param_groups, '{path}: anchor=0'."
       )
   digests = base_model_ref.digests({path: params[path] for path in held})
   fisher.base.check(digests, f"config.init.checkpoint={taken.source.path}", than=_than(fisher))
@@ -204,8 +204,8 @@ def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Ar
   places = [*fisher.base.places(fisher.workdir), *([config.init.checkpoint] if config.init.checkpoint else [])]
   if not places:
     raise UserError(
-      f"{_KEY}{fisher.workdir}: was computed for {fisher.base.path}, which no longer exists. Restore it, or give its"
-      " new path, --config.init.checkpoint=PATH."
+      f"{_KEY}{fisher.workdir} was computed for {fisher.base.path}, but that checkpoint no longer exists. Restore the "
+      "checkpoint, or give its new path, --config.init.checkpoint=PATH."
     )
   source = pretrained.open_base(fisher.base, places[0], where=f"{_KEY}{fisher.workdir}: its checkpoint: ")
   params = pretrained.read(source, _on_device(shapes))

@@ -123,8 +123,8 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Ada
   if there and there != config.adapters:
     named = "/".join(there)
     raise UserError(
-      f"config.init.checkpoint={config.init.checkpoint}: its model has the adapter config.{named}, which cannot be"
-      f" merged. Give the same config.{named} to continue its training, or the base checkpoint of the adapter."
+      f"config.init.checkpoint={config.init.checkpoint}: the model has the adapter config.{named}, which cannot be "
+      f"merged. Give the same config.{named} to continue the training of the adapter, or give its base checkpoint."
     )
   return {} if there else config.adapters
 
@@ -137,7 +137,8 @@ def _pieces(source: pretrained.Source, vocabulary: Vocabulary | None) -> Pieces:
   """
   if vocabulary is None:
     raise UserError(
-      "config.init.transfer_vocab=True: needs the pieces of the run's vocabulary. Give --config.data.vocabulary=FILE."
+      "config.init.transfer_vocab=True needs the run's vocabulary, but config.data.vocabulary is empty. Give "
+      "--config.data.vocabulary=FILE."
     )
   from t2t.data.vocabularies import token_mapping
 
@@ -156,17 +157,19 @@ def _check_vocabulary(
     return
   where = f"{where}{init.checkpoint}"
   if not source.vocabulary:
-    hosts.log_once(f"{where}: has no vocabulary beside it, so that it cannot be compared with the run's")
+    hosts.log_once(f"{where} has no vocabulary, so the vocabularies of checkpoint and run cannot be compared")
     return
   if vocabulary is None:
-    hosts.log_once(f"{where}: its vocabulary cannot be compared with the batches' (config.data.vocabulary is empty)")
+    hosts.log_once(
+      f"{where}: the vocabularies of checkpoint and run cannot be compared (config.data.vocabulary is empty)"
+    )
     return
   from t2t.data import vocabularies
 
   try:
     trained: Any = pretrained.vocabulary(source)
   except UserError as error:  # the run does not need it
-    hosts.log_once(f"{where}: its vocabulary cannot be compared with the run's ({error})")
+    hosts.log_once(f"{where}: the vocabularies of checkpoint and run cannot be compared ({error})")
     return
   # Compare pieces, because the vocabulary files of Hugging Face and t2t differ.
   by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
@@ -183,10 +186,10 @@ def _check_trained(fresh: Sequence[str], config: Config) -> None:
   idle = [path for path in fresh if "heads/" not in path]
   if idle:
     keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
-    keys += ["take it out of config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
+    keys += [f"exclude {idle[0]} from config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
     keys += ["add a rule to config.optimizer.param_groups, 'PATTERN: trained'"] if config.optimizer.param_groups else []
     more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
     raise UserError(
-      f"config.init: {idle[0]}{more} is initialized at random, wholly or in new rows, but not trained. To train "
-      f"it, {', or '.join(keys)}."
+      f"config.init: {idle[0]}{more} is initialized at random (wholly or in new rows), but is not trained. To train "
+      f"{idle[0]}, {', or '.join(keys)}."
     )

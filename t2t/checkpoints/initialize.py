@@ -34,13 +34,14 @@ def check(config: Config, workdir: epath.Path) -> None:
     return
   for section in config.adapters:
     raise UserError(
-      f"config.{section}: adapts a trained model without changing its parameters. Give "
+      f"config.{section} adapts a trained model, but no checkpoint initializes the run's parameters. Give "
       f"--config.init.checkpoint=PATH{_unless(config)}."
     )
   if config.optimizer.fisher:
     raise UserError(
-      f"config.optimizer.fisher={config.optimizer.fisher}: anchors a run at a checkpoint. Give "
-      f"--config.init.checkpoint=PATH, the one that it was computed for{_unless(config)}."
+      f"config.optimizer.fisher={config.optimizer.fisher} anchors a run at a checkpoint, but no checkpoint initializes "
+      "the run's parameters. Give the checkpoint of the Fisher information with "
+      f"--config.init.checkpoint=PATH{_unless(config)}."
     )
 
 
@@ -51,7 +52,7 @@ def next_stage(run: Sequence[Stage], workdir: epath.Path) -> int:
 
 
 def _unless(config: Config) -> str:
-  return "" if config.init.parameters else ", and keep config.init.parameters=True"
+  return "" if config.init.parameters else " and --config.init.parameters=True"
 
 
 def start(
@@ -96,7 +97,7 @@ def start(
         end, more = f"the {train.steps} steps of config.train.epochs={train.epochs:g}", "epochs"
         end += f" at config.train.batch_size={train.batch_size}"
       raise UserError(
-        f"--workdir {checkpoints.directory.parent}: is at step {step}{model_note}, beyond {end}. Give"
+        f"--workdir {checkpoints.directory.parent} is at step {step}{model_note}, beyond {end}. Give"
         f" {'' if model_note else f'more {more} to resume, or '}another workdir."
       )
     _check_stage(before, stage, step)
@@ -142,8 +143,8 @@ def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
     raise UserError(
       f"config.stages: step {step} belongs to {stage.described or 'a run without stages'}, but was saved in"
       f" {f'stage {name}, which began at step {begin + 1}' if name else 'a run without stages'}. Give"
-      " the stages up to this step their former numbers of steps (fraction counts from config.train.steps), or give "
-      "another workdir."
+      " each stage up to this step its former number of steps, or give another --workdir. A 'fraction' of a stage"
+      " counts from config.train.steps."
     )
 
 
@@ -154,7 +155,8 @@ def _restore_data(batches: Any, saved: Mapping[str, bytes], step: int, *, had_no
   except UserError as error:
     if not had_none:
       raise
-    raise UserError(f"{error}; the run was saved without stages: resume it by --config.stages='()'") from error
+    text = str(error).removesuffix(".")
+    raise UserError(f"{text}. The run was saved without stages. Resume the run with --config.stages='()'.") from error
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -58,7 +58,7 @@ def folder_of(path: str) -> epath.Path:
     if any(name.isdigit() or name.startswith(verify.ASIDE) for name in names):
       return folder
   raise UserError(
-    f"{path}: contains no steps (looked for {root}/{manager.CHECKPOINTS}/STEP and {root}/STEP). Give a workdir of "
+    f"{path} contains no saved steps (searched {root}/{manager.CHECKPOINTS}/STEP and {root}/STEP). Give a workdir of "
     "`t2t train`."
   )
 
@@ -155,7 +155,7 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
   )
   last_sound = next(sound, None)
   if last_sound is None:
-    raise UserError(f"{folder}: no step is intact, so nothing is deleted. See `t2t checkpoint verify {folder}`.")
+    raise UserError(f"{folder}: no step is intact, so nothing is deleted. Run `t2t checkpoint verify {folder}`.")
   kept_steps.add(last_sound)
   return [saved for saved in saved_steps if saved.step not in kept_steps]
 
@@ -170,7 +170,9 @@ def delete(folder: epath.Path, step: int) -> None:
   try:
     retention.delete(path)
   except OSError as error:
-    raise UserError(f"{path}: cannot be deleted ({error}). Check its permissions.") from error
+    raise UserError(
+      f"{path} cannot be deleted ({error}). Check the permissions, or delete the folder by hand."
+    ) from error
 
 
 # ---- Comparison ------------------------------------------------------------------------------------------------------

@@ -63,8 +63,7 @@ class Checkpoints:
     if not gcs.is_remote(self.directory) and os.path.islink(self.directory) and not self.directory.exists():
       raise UserError(
         f"--workdir {workdir}: {self.directory} is a link to {os.readlink(self.directory)}, which does not exist. "
-        "Restore"
-        " it (is a disk not mounted?), or remove the link to start anew."
+        "Restore that folder (is a disk not mounted?), or remove the link to start anew."
       )
     self._options = ocp.CheckpointManagerOptions(
       # best_fn only makes Orbax write the metrics; the policy decides which steps are kept.
@@ -118,8 +117,8 @@ class Checkpoints:
     unknown = sorted(set(verify.steps(self.directory)) - set(listed_steps))
     if unknown:
       raise Away(
-        f"{self.directory}: a listing lacked step {', '.join(map(str, unknown))}, which exists: the bucket gives wrong"
-        " answers. The same command again resumes from the saved steps."
+        f"{self.directory}: a listing of the bucket lacked step {', '.join(map(str, unknown))}, which exists. Run the "
+        "same command again to resume from the saved steps."
       )
 
   def _noting_errors(self, wait: Callable[[], None]) -> Callable[[], None]:
@@ -265,15 +264,16 @@ class Checkpoints:
     missing = [item for item in ("config", "state", "streams") if not (self.directory / str(step) / item).exists()]
     if missing == ["streams"]:
       raise UserError(
-        f"{self.directory / str(step)}: this checkpoint has no data position, as after `t2t convert`. To train"
-        f" from it give --config.init.checkpoint={self.directory.parent} and another --workdir."
+        f"{self.directory / str(step)}: no run can resume from this checkpoint, because it has no data position "
+        "(`t2t convert` writes none). To train from this checkpoint, give "
+        f"--config.init.checkpoint={self.directory.parent} and another --workdir."
       )
     if missing:
       before = max((earlier for earlier in self._manager.all_steps() if earlier < step), default=None)
       then = "starts afresh" if before is None else f"resumes from step {before}"
       raise UserError(
-        f"{self.directory / str(step)}: this checkpoint lacks {', '.join(missing)}, which it was saved with."
-        f" Restore the folder, or move it away: then the same command {then}."
+        f"{self.directory / str(step)}: this checkpoint is damaged, because it lacks {', '.join(missing)}. Restore the "
+        f"folder, or move it away; the same command then {then}."
       )
     saved: Any = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
     return with_current_keys(saved.config)
@@ -305,7 +305,8 @@ class Checkpoints:
     state = TrainState(**restored.state)
     if int(state.step) != step:
       raise UserError(
-        f"{path}: its arrays belong to step {int(state.step)}. Move it away, or rename it to {int(state.step)}."
+        f"{path} contains the arrays of step {int(state.step)}. Move the folder away, or rename it to "
+        f"{int(state.step)}."
       )
     return _without_unread(state, unread), restored.streams
 
@@ -402,7 +403,7 @@ class StreamsHandler(ocp.AsyncCheckpointHandler):
   def save(self, directory: epath.Path, args: "SaveStreams") -> None:
     """Raises TypeError: only asynchronous checkpoints are supported."""
     del directory, args
-    raise TypeError(f"{type(self).__name__}: streams are saved by an asynchronous checkpointer")
+    raise TypeError(f"{type(self).__name__}: only an asynchronous checkpointer can save streams")
 
   def restore(self, directory: epath.Path, args: "RestoreStreams") -> dict[str, bytes]:
     """Returns the content of each requested stream, and of each other file."""

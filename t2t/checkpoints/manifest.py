@@ -159,12 +159,11 @@ def patiently(read: Callable[[], T], path: os.PathLike) -> T:
     except OSError as error:
       reason, cause = error.strerror or error, error
     if wait is not None:
-      logging.warning("%s: cannot be read (%s); retrying", path, reason)
+      logging.warning("%s cannot be read (%s); retrying", path, reason)
       time.sleep(wait)
   raise UserError(
-    f"{path}: cannot be read ({reason}) after several attempts, so that it cannot be verified."
-    " When the disk or bucket works again, the same command resumes from it, or from the step before if you"
-    " move it away."
+    f"{path} cannot be read after several attempts ({reason}). Run the same command again when the disk or bucket "
+    "works. To continue from an earlier step instead, move the folder of this step away."
   ) from cause
 
 

@@ -26,8 +26,8 @@ def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Forei
   source = pretrained.read_source(path, where=where)
   if not source.adapters:
     raise UserError(
-      f"{where}{path}: the model has no adapter: its config has none of {', '.join(adapters_lib.ADAPTERS)}. Use "
-      "it without merging."
+      f"{where}{path}: the model has no adapter (its config has none of {', '.join(adapters_lib.ADAPTERS)}). Use "
+      "the checkpoint without merging."
     )
   foreign = tensor_writer.open_foreign(str(source.path), where=where)
   lazy_tensors.check(foreign)

@@ -42,20 +42,20 @@ def _open(
 ) -> pretrained.Source:
   source = dataclasses.replace(pretrained.read_source(path, where=where), keeps=True)
   if not source.adapters:
-    raise UserError(f"{where}{path}: the model has no adapter. Give it as --checkpoint, alone.")
+    raise UserError(f"{where}{path}: the model has no adapter. Give {path} as --checkpoint, without --adapter.")
   if source.base is None:
     raise UserError(
-      f"{where}{path}: an earlier version saved it together with its base. Give it as --checkpoint, alone."
+      f"{where}{path}: an earlier version of t2t saved this adapter together with its base. Give {path} as "
+      "--checkpoint, without --adapter."
     )
   entries, shapes = source.base.entries, pretrained.shapes(base)
-  another = f"{where}{path}: its base is not {base.path}, but {source.base.path}"
+  another = f"{where}{path}: the adapter's base is {source.base.path}, not {base.path}"
   for entry in entries.values():
     if shapes.get(entry.name) != entry.shape:
-      there = list(shapes[entry.name]) if entry.name in shapes else "missing"
-      raise UserError(
-        f"{another}: {entry.name} has shape {list(entry.shape)} there, and here {there}. Give --checkpoint "
-        f"{source.base.path}."
-      )
+      there = "is missing"
+      if entry.name in shapes:
+        there = f"has shape {list(shapes[entry.name])} instead of {list(entry.shape)}"
+      raise UserError(f"{another}, in which {entry.name} {there}. Give --checkpoint {source.base.path}.")
   if gcs.absolute(source.base.path) == base.path:
     return source
   there = tensors()
@@ -67,7 +67,7 @@ def _open(
     digest = base_model_ref.digest_of_parts(read() for read in there[entry.name].parts)
     if digest != entry.digest:
       raise UserError(
-        f"{another}: {entry.name} has the digest {entry.digest} there, and here {digest}. Give --checkpoint "
+        f"{another}, in which {entry.name} has the digest {digest} instead of {entry.digest}. Give --checkpoint "
         f"{source.base.path}."
       )
   return source

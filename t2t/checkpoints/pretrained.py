@@ -116,13 +116,16 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
     return of_foreign(convert.open_foreign(path, where=where))
   folder = restore.checkpoint_folder(path, where=where)
   if (folder / restore.FISHER).exists():
-    raise UserError(f"{where}{path}: is Fisher information, not a model. Give it as --config.optimizer.fisher={path}.")
+    raise UserError(
+      f"{where}{path} is Fisher information, not a model. Give a model, or give this path as "
+      f"--config.optimizer.fisher={path}."
+    )
   run: dict[str, Any] = restore.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)
   if unknown:
     raise UserError(
-      f"{where}{path}: its config.model has the key {unknown[0]!r}, which this version of t2t does not know. "
+      f"{where}{path}: the checkpoint's config.model has the key {unknown[0]!r}, which this t2t does not know. "
       "Upgrade t2t."
     )
   adapters = {name: adapters_lib.ADAPTERS[name].config(**run[name]) for name in adapters_lib.ADAPTERS if name in run}
@@ -191,15 +194,15 @@ def vocabulary(source: Source) -> Vocabulary:
   data = DataConfig(**values | {"task_modules": modules})
   if not (data.vocabulary or data.is_named):
     raise UserError(
-      f"{source.path}: there is no vocabulary beside this checkpoint. Convert it again with one:"
-      " `t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE`, or t2t.load(..., vocabulary=FILE) in Python."
+      f"{source.path}: there is no vocabulary beside this checkpoint. Convert the checkpoint again with a vocabulary:"
+      " `t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE`. In Python, give t2t.load(..., vocabulary=FILE)."
     )
   try:
     return pipeline.vocabulary(data)
   except UserError as error:
     if not untrusted:
       raise
-    raise UserError(f"{source.path}: its vocabulary belongs to {run_sources.of(data).title}; {untrusted}") from error
+    raise UserError(f"{source.path}: the vocabulary belongs to {run_sources.of(data).title}; {untrusted}") from error
 
 
 def trust(modules: str) -> None:
@@ -429,9 +432,8 @@ def check_may_be_base(source: Source, *, where: str) -> None:
   """
   if source.merged:
     raise UserError(
-      f"{where}: its model has the adapter config.{'/'.join(source.merged)}, which is merged at every read, with "
-      "bits that"
-      f" depend on the machine. Merge it once, `t2t adapt merge {source.path} --output FOLDER`, and give FOLDER."
+      f"{where}: the model has the adapter config.{'/'.join(source.merged)}, and its merged parameters depend on the "
+      f"machine. Merge the adapter once with `t2t adapt merge {source.path} --output FOLDER`, and give FOLDER."
     )
 
 
@@ -506,8 +508,8 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   for path, x in wanted.values():
     if added.get(path) and saved[places[path]] != x.shape:
       raise UserError(
-        f"{source.path}: {path} has an adapter, and cannot be read in another shape. Merge it first:"
-        f" `t2t adapt merge {source.path} --output FOLDER`."
+        f"{source.path}: {path} has an adapter, so its shape {list(saved[places[path]])} cannot be changed to "
+        f"{list(x.shape)}. Merge the adapter first: `t2t adapt merge {source.path} --output FOLDER`."
       )
   structs: dict[str, Any] = dict(wanted.values())
   everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in structs.items()}

@@ -35,7 +35,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   root = gcs.absolute(path)
   if any((root / name).exists() for name in ("state", manifest.NAME)):
     if not ocp.path.step.is_path_finalized(root):
-      raise UserError(f"{where}{path}: {_UNFINISHED}")
+      raise UserError(f"{where}{path} {_UNFINISHED}")
     verify.check(root, where=where, full=False)
     return root
   unfinished = []
@@ -48,22 +48,21 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
         return child
       unfinished.append(child)
   if unfinished:
-    raise UserError(f"{where}{path}: no step is complete; {unfinished[0]}: {_UNFINISHED}")
+    raise UserError(f"{where}{path}: no step is complete. {unfinished[0]} {_UNFINISHED}")
   from t2t.storage import hub
 
   hub.check(path, where=where)
   if not gcs.is_remote(root) and root.is_file():
-    raise UserError(f"{where}{path}: is a file. Give the folder of a checkpoint, or a workdir.")
+    raise UserError(f"{where}{path} is a file. Give the folder of a checkpoint, or a workdir.")
   raise UserError(
-    f"{where}{path}: no checkpoint; looked for {root}/state, {root}/checkpoints/STEP"
-    f" and {root}/STEP, and for checkpoints of Hugging Face and T5X. Give a workdir that t2t trained in, or a"
-    " checkpoint."
+    f"{where}{path}: no checkpoint in {root}/state, {root}/checkpoints/STEP or {root}/STEP, and no checkpoint of "
+    "Hugging Face or T5X. Give a workdir of `t2t train`, or a checkpoint."
   )
 
 
 _UNFINISHED = (
-  "was not saved completely (in a bucket commit_success.txt is written last). Give another step, or, if it is a"
-  " complete copy from a disk, put an empty file of that name into the folder of the step."
+  "was not saved completely. Give another step. If the step is a complete copy from a disk to a bucket, put an empty "
+  "file commit_success.txt into its folder."
 )
 
 
@@ -123,7 +122,7 @@ def saved_tree(path: epath.Path) -> Params:
     metadata = checkpointer.metadata(path / "state").item_metadata
   if metadata is None:
     raise verify.DamagedCheckpoint(
-      f"{path}: the list of its arrays cannot be read (state/_METADATA). Give another step."
+      f"{path}: state/_METADATA, the list of the arrays, cannot be read. Restore the file, or give another step."
     )
   return metadata.tree
 
@@ -238,7 +237,7 @@ def readable(path: epath.Path) -> Iterator[None]:
     raise
   except Exception as error:  # TensorStore and Orbax have no error class for it
     raise verify.DamagedCheckpoint(
-      f"{path}: cannot be read ({retry.reason(error)}). Move it away, or restore it."
+      f"{path} cannot be read ({retry.reason(error)}). Restore the folder, or move it away."
     ) from error
 
 
@@ -269,6 +268,6 @@ def check_shapes(
   if differences:
     shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))
     raise OtherArrays(
-      f"{path}: this checkpoint has another model or optimizer than the config:\n{shown}\n"
-      "Give the config that it was trained with (config.json in its workdir), or another workdir."
+      f"{path}: the checkpoint's model or optimizer differs from the config:\n{shown}\n"
+      "Give the config of the checkpoint (config.json in its workdir), or another workdir."
     )

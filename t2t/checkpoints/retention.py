@@ -88,7 +88,7 @@ def delete(path: epath.Path) -> None:
     gcs.remove(path, first=manifest.MARKERS)
     return
   if os.path.islink(path):
-    raise OSError("it is a link")  # the files belong to another folder
+    raise OSError("the step is a link")  # the files belong to another folder
   # Orbax's name for an incomplete step: a concurrent reader finds all of it, or nothing.
   gone = path.parent / f"{path.name}.orbax-checkpoint-tmp"
   path.rename(gone)
@@ -118,7 +118,7 @@ class Deleter:
     try:
       delete(path)
     except Exception as error:  # from the system, or from a bucket's client
-      hosts.log_once(f"{path}: is no longer kept, but cannot be deleted ({retry.reason(error)}); training continues")
+      hosts.log_once(f"{path} is no longer kept, but cannot be deleted ({retry.reason(error)}); training continues")
 
   def delete_steps(self, steps: Sequence[int]) -> None:
     for step in steps:

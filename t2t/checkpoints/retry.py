@@ -66,8 +66,8 @@ class Patience:
       raise NotSaved(f"{failure}. Earlier checkpoints are unchanged; the same command resumes from them.") from error
     if now + self._wait - self._since > self._seconds:
       raise UserError(
-        f"{failure}. Earlier checkpoints are unchanged. Free disk space or fix the cause; the same command then resumes"
-        " from the last checkpoint, or starts (config.checkpoint.retry_seconds limits the retries; inf: no limit)."
+        f"{failure}. Earlier checkpoints are unchanged. Free disk space or fix the cause, then run the same command "
+        "again to resume. config.checkpoint.retry_seconds limits the time of retries (inf: no limit)."
       ) from error
     self._next = now + self._wait
     hosts.log_once(f"{failure}; earlier checkpoints are unchanged; retrying in {self._wait:.0f} s")

@@ -42,12 +42,12 @@ def turns(workdir: epath.Path) -> list[Turn]:
     try:
       turn = Turn(**json.loads(line))
       if not all(type(value) is int for value in turn) or not 0 < turn.checkpoint < turn.step:
-        raise ValueError(f"{line!r}: must be two whole numbers, the second one larger")
+        raise ValueError(f"{line!r} must have two whole numbers with 0 < checkpoint < step")
       past_turns.append(turn)
     except (ValueError, TypeError) as error:
       raise UserError(
-        f'{path}, line {number}: is not a rollback ({error}), for example {{"checkpoint": 100, "step": 117}}. '
-        "Restore the file."
+        f"{path}, line {number} is not a valid rollback ({error}). Restore the file; a valid line is "
+        '{"checkpoint": 100, "step": 117}.'
       ) from error
   return past_turns
 
@@ -139,9 +139,9 @@ def go_back(
     )
   if step <= saved_step:
     raise UserError(
-      f"{why}; no rollback before the batch of step {step} is possible: the last checkpoint, of step {saved_step}, was"
-      " trained on it. Raise Rollback before that step is saved (in Callback.on_metrics), or delete the checkpoint,"
-      f" {checkpoints.directory / str(saved_step)}."
+      f"{why}; no rollback before the batch of step {step} is possible, because the last checkpoint is of step "
+      f"{saved_step}. Raise Rollback earlier, in Callback.on_metrics, or delete the checkpoint "
+      f"{checkpoints.directory / str(saved_step)}."
     )
   taken, most = since(workdir, saved_step), config.nan_policy.max_rollbacks
   if len(taken) >= most:

@@ -185,8 +185,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   source = pretrained.read_source(path, where=where)
   if there := adapters_lib.kept(source.adapters):
     raise UserError(
-      f"{where}{path}: its model has the adapter config.{'/'.join(there)}, which cannot be merged."
-      " Use it with t2t eval, infer and embed, or give --to peft if PEFT has the method."
+      f"{where}{path}: the model has the adapter config.{'/'.join(there)}, which cannot be merged. Use the checkpoint "
+      "with t2t eval, infer and embed, or give --to peft if PEFT supports this adapter."
     )
   tensors, beside = _tensors(source, where)
   tensors = _merged(tensors, source.adapters)

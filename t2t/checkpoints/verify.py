@@ -47,7 +47,7 @@ def of_step(
     manifest = _manifest(folder)
     return [] if manifest is None else manifests.differences(folder, manifest, largest=largest, share=share)
   if not gcs.is_remote(folder) and not folder.is_dir():
-    return ["it is a file, not the folder of a step"]
+    return ["the path is a file, not the folder of a step"]
   names = gcs.names(folder, where="checkpoint")
   if not names:
     return ["the folder is empty"]
@@ -122,7 +122,7 @@ def _unreadable(folder: epath.Path) -> list[str]:
 def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
   """Returns a line for each stream position that belongs to another step or stream."""
   return [
-    f"{STREAMS}/{name} is {stream} of step {stream_step}"
+    f"{STREAMS}/{name} belongs to the stream {stream} of step {stream_step}"
     for name, stream_step, stream in _said_by_streams(folder)
     if stream != name or stream_step != (stream_step if step is None else step)
   ]
@@ -215,8 +215,8 @@ def _keep_whole(directory: epath.Path) -> None:
       if any(_said_by_streams(folder)):
         continue
       raise UserError(
-        f"{folder}: was saved completely, but has no {manifests.COMMITTED}, as after a copy from a disk. Put"
-        " an empty file of that name there if the copy is complete, or move the folder away."
+        f"{folder} has no {manifests.COMMITTED}. If the folder is a complete copy from a disk, put an empty file of "
+        "this name into it. Otherwise move the folder away."
       )
 
 
@@ -248,18 +248,18 @@ def set_aside(directory: epath.Path) -> None:
     listing = "\n".join(f"{directory / str(step)}:\n{_shown(step_faults)}" for step, step_faults in damaged.items())
     raise UserError(
       f"{directory}: no step is intact" + (f":\n{listing}" if listing else f" ({', '.join(earlier)})") + "\nRestore"
-      " one of them; or start in another --workdir, or here after moving these away."
+      " a step, give another --workdir, or move these folders away to start anew."
     )
   for step, faults in damaged.items():
     target = directory / _free(f"{ASIDE}{step}", set(earlier))
     earlier.append(target.name)
     if jax.process_index() == 0:
       _move(directory / str(step), target)
-    then = f"resuming from step {sound}" if step > sound else "it is not needed"
-    hosts.log_once(f"{directory / str(step)}: is damaged, and set aside as {target.name}; {then}:\n{_shown(faults)}")
+    then = f"resuming from step {sound}" if step > sound else "this step is not needed"
+    hosts.log_once(f"{directory / str(step)} is damaged, and was renamed to {target.name}; {then}:\n{_shown(faults)}")
   hosts.share(None)  # other hosts continue after the first has renamed
   if sound is not None and hosts.share(_manifest(directory / str(sound)) is None):
-    hosts.log_once(f"{directory / str(sound)}: cannot be verified, because an older t2t saved it without checksums")
+    hosts.log_once(f"{directory / str(sound)} cannot be verified, because an older t2t saved it without checksums")
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -275,4 +275,4 @@ def _move(folder: epath.Path, target: epath.Path) -> None:
       folder.rename(target)
       manifests.sync(folder.parent)
   except OSError as error:
-    raise UserError(f"{folder}: is damaged, and cannot be renamed ({error}). Move it away.") from error
+    raise UserError(f"{folder} is damaged, but cannot be renamed ({error}). Move the folder away.") from error

@@ -258,8 +258,8 @@ def plan(
   _check_placed(where, pairs, theirs, ours, fresh)
   if not taken:
     raise UserError(
-      f"config.init.reinit={','.join(fresh)}: selects every parameter, so that nothing is taken from {where}. "
-      "Leave one out."
+      f"config.init.reinit={','.join(fresh)} selects every parameter, so nothing is taken from {where}. Select fewer "
+      "parameters, or leave the checkpoint out."
     )
   shared, wrong = {}, []
   for path, name in taken.items():
@@ -305,13 +305,15 @@ def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Co
   for part in parts:
     names = _names(part)
     if len(names) > 2:
-      raise UserError(f"config.init.rename: {part} has more than one =. Give THEIRS=OURS, for example encoder=decoder.")
+      raise UserError(
+        f"config.init.rename: {part!r} has more than one '='. Give THEIRS=OURS, for example encoder=decoder."
+      )
     for name, paths, owner in ((names[0], theirs, where), (names[-1], ours, "the model")):
       if not any(_under(name, path) for path in paths):
-        raise UserError(f"config.init.rename={part}: no {name!r} in {owner}{_nearest(name, paths)}")
+        raise UserError(f"config.init.rename={part}: no {name!r} in {owner}{_nearest(name, paths)}. Correct the name.")
     if names[-1] in prefixes:
       raise UserError(
-        f"config.init.rename={','.join(parts)}: {names[-1] or '.'} of the model occurs twice. Leave one out."
+        f"config.init.rename={','.join(parts)}: {names[-1] or '.'} of the model occurs twice. Leave one entry out."
       )
     prefixes[names[-1]] = names[0]
   return prefixes
@@ -325,9 +327,12 @@ def _check_patterns(key: str, patterns: tuple[str, ...], ours: Collection[str]) 
     try:
       has_match = any(matches((pattern,), path) for path in ours)
     except re.error as error:
-      raise UserError(f"config.init.{key}: {pattern!r} is not a regular expression: {error}. Correct it.") from error
+      raise UserError(
+        f"config.init.{key}: {pattern!r} is not a regular expression ({error}). Correct the pattern."
+      ) from error
     if not has_match:
-      raise UserError(f"config.init.{key}: {pattern!r} matches no parameter of the model{_nearest(pattern, ours)}")
+      near = _nearest(pattern, ours)
+      raise UserError(f"config.init.{key}: {pattern!r} matches no parameter of the model{near}. Correct the pattern.")
 
 
 def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], *, renamed: bool) -> None:
@@ -343,10 +348,11 @@ def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], 
   begin = ",".join(_cover(missing, there))
   parts = "config.init.rename" if renamed else "config.init.rename=.,THEIRS=OURS"
   if not all(path in theirs and not taken[path] for path in missing):
-    near, take = _nearest(name or path, theirs), f"to take another parameter: {parts}"
+    near, take = _nearest(name or path, theirs), f"To take another parameter, give {parts}."
   else:
-    near, take = "", f"to take it: add {begin} to {parts}"
-  raise UserError(f"{problem}{_more(missing)}{near}; to start with fresh values: config.init.reinit={begin}; {take}")
+    near, take = "", f"To take the checkpoint's parameters, add {begin} to {parts}."
+  fresh = f"To start with fresh values, give config.init.reinit={begin}."
+  raise UserError(f"{problem}{_more(missing)}{near}. {fresh} {take}")
 
 
 def _check_placed(
@@ -359,14 +365,16 @@ def _check_placed(
     if places and not any(target in ours or matches(fresh, target) for target in places):
       lost.append(name)
   if lost:
-    remedy = "select the parts to take"
+    remedy = "select "
     if pairs == {"": ""}:
-      remedy += f": config.init.rename={','.join(_cover([name for name in theirs if name not in lost], lost))}"
+      remedy += (
+        f"the other parts: config.init.rename={','.join(_cover([name for name in theirs if name not in lost], lost))}"
+      )
     else:
-      remedy += " more narrowly in config.init.rename"
+      remedy += "smaller parts in config.init.rename"
     raise UserError(
-      f"{where} has {lost[0]}{_more(lost)}, which the model lacks{_nearest(lost[0], ours)};"
-      f" to leave it behind, {remedy}"
+      f"{where} has {lost[0]}{_more(lost)}, which the model lacks{_nearest(lost[0], ours)}. "
+      f"To leave {lost[0]} behind, {remedy}."
     )
 
 
@@ -385,12 +393,13 @@ def _other_shape(
   )
   message = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
   if matches(rows, path):
-    message += "; config.init.resize allows a difference in one dimension only"
+    message += ". config.init.resize allows a difference in one dimension only"
   elif differs_once:
-    message += f"; to take the common rows: config.init.resize={path}"
-    message += ", or to map rows by their pieces: config.init.transfer_vocab=True" if dimensions([path], None) else ""
-  message += f"; to start with fresh values: config.init.reinit={','.join(_cover(wrong, matching))}"
-  return f"{message}; to train a model of its shape: config.init.use_model_config=True"
+    message += f". To take the common rows, give config.init.resize={path}"
+    if dimensions([path], None):
+      message += ". To map rows by their tokens, give config.init.transfer_vocab=True"
+  message += f". To start with fresh values, give config.init.reinit={','.join(_cover(wrong, matching))}"
+  return f"{message}. To train a model of the checkpoint's shape, give config.init.use_model_config=True."
 
 
 def _more(paths: Sequence[str]) -> str:
@@ -405,7 +414,7 @@ def _nearest(name: str, paths: Collection[str]) -> str:
   return (
     f"; nearest: {', '.join(near)}"
     if near
-    else f"; there are {', '.join(dict.fromkeys(segments[0] for segments in words))}"
+    else f"; known parts: {', '.join(dict.fromkeys(segments[0] for segments in words))}"
   )
 
 

@@ -35,8 +35,8 @@ class Workdir:
       same = False
     if not same:
       raise UserError(
-        f"--workdir {self._path}: was moved or deleted while the run wrote to it, so nothing more is saved. Restore"
-        " it; the same command then resumes from its last checkpoint."
+        f"--workdir {self._path} was moved or deleted during the run, so nothing more is saved. Restore the folder; "
+        "the same command then resumes from the last checkpoint."
       )
 
 
@@ -58,7 +58,7 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise UserError(f"--workdir {workdir}: cannot be created ({error.strerror}). Give another.") from error
+    raise UserError(f"--workdir {workdir} cannot be created ({error.strerror}). Give another workdir.") from error
   if jax.process_index() != 0 or "://" in str(workdir):
     yield Workdir(workdir, None)
     return
@@ -68,7 +68,7 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
       stack.callback(os.close, folder)
       file = stack.enter_context(open(workdir / NAME, "a+"))
     except OSError as error:
-      raise UserError(f"--workdir {workdir}: cannot be written ({error.strerror}). Give another.") from error
+      raise UserError(f"--workdir {workdir} cannot be written ({error.strerror}). Give another workdir.") from error
     try:
       # Lock the folder as well, because the lock file may be deleted.
       _lock(file.fileno())
@@ -78,10 +78,11 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
       file.seek(0)
       owner = file.read().strip() or "unknown"
       raise UserError(
-        f"--workdir {workdir}: another run (process {owner}) is writing there. Wait for it, stop it, or give another."
+        f"--workdir {workdir}: another run (process {owner}) is writing there. Wait for that run, stop it, or give "
+        "another workdir."
       ) from None
     except _Unknown as error:
-      raise UserError(f"--workdir {workdir}: its file system has no locks ({error}). Give another.") from None
+      raise UserError(f"--workdir {workdir}: its file system has no locks ({error}). Give another workdir.") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

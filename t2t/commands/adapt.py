@@ -82,8 +82,9 @@ def _step_of(run: str, step: int | None) -> str:
   folder = gcs.absolute(run) / "checkpoints"
   steps = sorted(int(name) for name in gcs.names(folder, where="") if name.isdigit())
   if step not in steps:
-    there = ", ".join(map(str, steps)) or "none"
-    raise UserError(f"--step {step}: {run} has no such checkpoint. Give one of: {there}")
+    if not steps:
+      raise UserError(f"--step {step}: {folder} contains no checkpoints. Give a run that saved checkpoints.")
+    raise UserError(f"--step {step}: {run} has no such checkpoint. Give one of: {', '.join(map(str, steps))}")
   return str(folder / str(step))
 
 

@@ -108,8 +108,8 @@ def main(argv: list[str]) -> int:
     python_logging.getLogger("apache_beam").setLevel(python_logging.CRITICAL)
   if options.extra_ids is not None and not options.vocabulary:
     raise UserError(
-      f"--extra_ids {options.extra_ids}: needs --vocabulary, because a task's own vocabulary sets the number. Give "
-      "--vocabulary V, or leave --extra_ids out."
+      f"--extra_ids {options.extra_ids} needs --vocabulary, because a task's own vocabulary sets the number of "
+      "sentinels. Give --vocabulary V, or leave out --extra_ids."
     )
   beam_caching.load_beam()
   beam_caching.run(

@@ -151,9 +151,12 @@ def _verify(options: argparse.Namespace) -> int:
   steps = verify.steps(folder)
   if options.step is not None:
     if options.step not in steps:
-      raise UserError(
-        f"--step {options.step}: no such checkpoint in {folder}. Give one of: {', '.join(map(str, steps))}"
+      there = (
+        f"Give one of: {', '.join(map(str, steps))}"
+        if steps
+        else "Every step there was damaged and set aside; start the run again in another --workdir."
       )
+      raise UserError(f"--step {options.step}: no such checkpoint in {folder}. {there}")
     steps = [options.step]
   damaged, bases = [], {}
   for step in progress.track(steps, "reading checkpoints"):
@@ -175,8 +178,8 @@ def _verify(options: argparse.Namespace) -> int:
     print(why, file=sys.stderr)
   if damaged:
     print(
-      f"{len(damaged)} of {len(steps)} damaged; `t2t train` sets damaged steps aside and resumes from the newest "
-      "intact one",
+      f"{len(damaged)} of {len(steps)} steps are damaged; `t2t train` sets damaged steps aside and resumes from "
+      "the newest intact step",
       file=sys.stderr,
     )
   aside = inspect.set_aside(folder)
@@ -207,7 +210,7 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
     except UserError as error:
       seen[key] = str(error)
   return f", on top of {' and '.join(base_part.path for base_part in base.all_bases)}" + (
-    ", without which it cannot be read" if seen[key] else ""
+    ", without which the step cannot be read" if seen[key] else ""
   )
 
 
@@ -238,7 +241,9 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _agreed(folder: epath.Path, listing: str) -> bool:
   if not sys.stdin.isatty():
-    raise UserError(f"{folder}: would delete {listing}, and there is no terminal to confirm it. Give --yes.")
+    raise UserError(
+      f"{folder}: without a terminal, t2t cannot ask before deleting steps {listing}. Give --yes to delete these steps."
+    )
   return input(f"{folder}: delete {listing}? [y/N] ").strip().lower() in ("y", "yes")
 
 

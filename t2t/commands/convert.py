@@ -106,7 +106,7 @@ def _take_adapter(job: ConversionJob) -> None:
   if not job.base and not (base_name and gcs.absolute(base_name).exists()):
     if base_name and hub.name_of(base_name):
       hub.check(base_name, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
-    named = f"{base_name!r}, which is not a folder here" if base_name else "no base"
+    named = f"the base model {base_name!r}, but no such folder exists" if base_name else "no base model"
     raise UserError(
       f"{job.source}: {peft.CONFIG} names {named}. Give --base MODEL, the model that the adapter was trained on."
     )
@@ -284,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
 def _shard_bytes(text: str) -> int:
   match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B|)", text.strip().upper())
   if not match or float(match[1]) * _UNITS[match[2]] < 1:
-    raise UserError(f"--max_shard_size {text}: is not a number of bytes. Give 5GB, 500MB or 500000, for example.")
+    raise UserError(f"--max_shard_size {text} is not a size. Give, for example, 5GB, 500MB or 500000 (bytes).")
   return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -292,7 +292,9 @@ def _known(option: str, kind: str) -> None:
   if kind and kind not in KINDS:
     kinds = [known_kind for known_kind in KINDS if option == "from" or known_kind != "t5x"]  # import only
     near = did_you_mean(kind, kinds)
-    is_path = ". A path follows the kind" if epath.Path(kind).exists() or "/" in kind else ""
+    is_path = (
+      f". Give the kind before the path: --{option} KIND {kind}" if epath.Path(kind).exists() or "/" in kind else ""
+    )
     raise UserError(f"--{option} {kind}: unknown kind. Give one of: {', '.join(kinds)}{near or is_path}")
 
 
@@ -306,12 +308,12 @@ def _kind(path: str, requested: str) -> str:
   folder = gcs.absolute(path)
   if not folder.exists():
     hub.check(path, where="")
-    raise UserError(f"{path}: no such file or folder")
+    raise UserError(f"{path}: no such file or folder; check the path of the checkpoint")
   detected = convert.kind_of(path)
   if detected == "t2t" and t5x.is_tensorflow(folder):
-    raise UserError(f"{path}: {t5x.TENSORFLOW}")
+    raise UserError(f"{path} {t5x.TENSORFLOW}")
   if requested and detected not in (requested, "t2t"):
-    raise UserError(f"--from {requested} {path}: is {KINDS[detected]}. Give --from {detected}, or leave --from out.")
+    raise UserError(f"--from {requested}: {path} is {KINDS[detected]}. Give --from {detected}, or leave out --from.")
   if requested or detected != "t2t":
     return requested or detected
   try:
@@ -320,7 +322,7 @@ def _kind(path: str, requested: str) -> str:
     raise
   except UserError as error:
     raise UserError(
-      f"{path}: no checkpoint. Looked for\n"
+      f"{path}: no checkpoint found. Give a folder with the files of one of these kinds:\n"
       f"  hf: config.json with a model_type, and model.safetensors or model.safetensors.index.json\n"
       f"  t5x: {t5x.looked_for(folder)}\n"
       f"  t2t: {folder}/state, {folder}/checkpoints/STEP and {folder}/STEP"
@@ -336,34 +338,34 @@ def _job(options: argparse.Namespace) -> ConversionJob:
     raise UserError(f"{options.paths[2]}: too many paths. Give one checkpoint and one output folder.")
   if len(options.paths) < 2:
     missing = "the output folder is" if options.paths else "the checkpoint and the output folder are"
-    raise UserError(f"{missing} missing. Give t2t convert PATH OUT; see `t2t convert --help`.")
+    raise UserError(f"{missing} missing. Run `t2t convert PATH OUT`; see `t2t convert --help`.")
   source, out = options.paths
   gcs.check(out, where="")
   if options.target == "t5x":
     raise UserError("--to t5x: t2t cannot write T5X checkpoints. Give --to hf, peft or t2t.")
   if options.extra_ids is not None and not options.vocabulary:
     raise UserError(
-      f"--extra_ids {options.extra_ids}: needs --vocabulary, because sentinels follow its ids. Give --vocabulary "
-      "FILE, or leave --extra_ids out."
+      f"--extra_ids {options.extra_ids} needs --vocabulary, because sentinels follow the ids of the vocabulary. Give "
+      "--vocabulary FILE, or leave out --extra_ids."
     )
   kind = _kind(source, options.kind)
   target = options.target or ("hf" if kind == "t2t" else "t2t")
   if kind == target == "t2t":
-    raise UserError(f"--to t2t: {source} is a t2t checkpoint already. Copy its folder, or give --to hf.")
+    raise UserError(f"--to t2t: {source} is a t2t checkpoint already. Copy the folder, or give --to hf.")
   if kind == "peft" and target != "t2t":
     raise UserError(
-      f"--to {target}: {source} is a PEFT adapter. Give --to t2t, merge the result by `t2t adapt merge`, and "
-      "convert that."
+      f"--to {target}: {source} is a PEFT adapter, and t2t converts adapters only to t2t. Give --to t2t, merge the "
+      "result with `t2t adapt merge`, and convert the merged model."
     )
   if target == "peft" and kind != "t2t":
-    raise UserError(f"--to peft: {source} is {KINDS[kind]}. Give a t2t run that trained an adapter.")
+    raise UserError(f"--to peft: {source} is {KINDS[kind]}, not a t2t run that trained an adapter. Give such a run.")
   if options.base and kind != "peft":
-    raise UserError(f"--base {options.base}: applies only to --from peft. Leave it out.")
+    raise UserError(f"--base {options.base} applies only to --from peft. Leave out --base.")
   if target != "hf":
     for name in ("dtype", "max_shard_size"):
       if getattr(options, name):
         raise UserError(
-          f"--{name} {getattr(options, name)}: applies only to --to hf; other formats store float32. Leave it out."
+          f"--{name} {getattr(options, name)} applies only to --to hf; other formats store float32. Leave out --{name}."
         )
   return ConversionJob(
     source=source,
@@ -395,13 +397,13 @@ def main(argv: list[str]) -> None:
   if options.gin_file:
     if options.paths or options.kind or options.target:
       raise UserError(
-        f"--gin_file {options.gin_file[0]}: prints a config and converts no checkpoint. Leave out PATH, OUT, "
+        f"--gin_file {options.gin_file[0]} prints a config and converts no checkpoint. Leave out PATH, OUT, "
         "--from and --to."
       )
     gin.main(gin_files.read(options, typed))
     return
   if typed:
-    raise UserError(f"{typed[0]}: binds a name of a gin file. Give --gin_file FILE with it.")
+    raise UserError(f"{typed[0]} sets a name of a gin file, but --gin_file is missing. Add --gin_file FILE.")
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   # The conversion needs no accelerator, and a run on this machine may hold its accelerators.
   jax.config.update("jax_platforms", "cpu")

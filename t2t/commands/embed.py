@@ -113,7 +113,9 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} is missing. Give --{name} VALUE; see `t2t embed --help`.")
   if options.pool not in embedding.POOLS:
     known = ", ".join(embedding.POOLS)
-    raise UserError(f"--pool {options.pool}: unknown. Give one of {known}{did_you_mean(options.pool, embedding.POOLS)}")
+    raise UserError(
+      f"--pool {options.pool}: unknown value. Give one of: {known}{did_you_mean(options.pool, embedding.POOLS)}"
+    )
   if not options.probe:
     _check_files(options, overrides)
   hosts.start(options, default.get_config().train)
@@ -141,7 +143,9 @@ def _check_files(options: argparse.Namespace, overrides: list[str]) -> None:
   if overrides:
     raise UserError(f"unknown option {overrides[0]}. See `t2t embed --help`.")
   if options.input == jsonl_io.PIPE:
-    raise UserError("--input -: the header of an output file needs the number of lines. Give --input FILE.")
+    raise UserError(
+      "--input - (standard input): the header of the output needs the number of lines in advance. Give --input FILE."
+    )
   jsonl_io.check_local(options.output)
   if not options.output.endswith(embedding_files.ENDINGS):
     raise UserError(
@@ -162,8 +166,8 @@ def _probe(
   for name in ("input", "output", "field"):
     if getattr(options, name):
       raise UserError(
-        f"--{name} {getattr(options, name)}: does not apply with --probe, which reads a task and prints a table. "
-        "Leave it out."
+        f"--{name} {getattr(options, name)} does not apply with --probe, which reads a task and prints a table. "
+        f"Leave out --{name}."
       )
   config = default.get_config()
   if options.task_modules:

@@ -115,7 +115,7 @@ def _lines(
     yield "  one example per row: the run packed several (config.data.pack), and this computation does not"
   yield f"  mean {mean:.3g}, largest {largest:.3g}"
   if not largest > 0:
-    yield "  every gradient of these examples is 0, so EWC has no effect; use a checkpoint that fits them less exactly"
+    yield "  every gradient of these examples is 0, so EWC has no effect; use a checkpoint with a larger loss"
     return
   options = f"--config.init.checkpoint={source.path} --config.optimizer.fisher={out}"
   strength = anchor(mean)

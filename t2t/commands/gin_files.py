@@ -19,14 +19,14 @@ _BINDING = "--gin."  # argparse does not take it for an option
 _Main = Callable[[list[str]], None]
 # T5X flags with another name in t2t.
 _ELSEWHERE = {
-  "tfds_data_dir": "set TFDS_DATA_DIR in the environment, or give --config.data.benchmark_dirs.NAME=FOLDER",
-  "seqio_additional_cache_dirs": "give --config.data.cache_dir, a folder that `t2t cache` wrote",
-  "run_mode": "give the file to the matching command: `t2t train`, `t2t eval`, `t2t infer`",
-  "dry_run": "`t2t convert` prints the config of a file without running it",
-  "coordinator_address": "give --coordinator",
-  "process_count": "give --num_processes",
-  "process_index": "give --process_id",
-  "multiprocess_gpu": "give --coordinator, --num_processes and --process_id",
+  "tfds_data_dir": "Set TFDS_DATA_DIR in the environment, or give --config.data.benchmark_dirs.NAME=FOLDER.",
+  "seqio_additional_cache_dirs": "Give --config.data.cache_dir=FOLDER with a folder that `t2t cache` wrote.",
+  "run_mode": "Give the file to the matching command: `t2t train`, `t2t eval` or `t2t infer`.",
+  "dry_run": "Run `t2t convert --gin_file FILE`, which only prints the config.",
+  "coordinator_address": "Give --coordinator.",
+  "process_count": "Give --num_processes.",
+  "process_index": "Give --process_id.",
+  "multiprocess_gpu": "Give --coordinator, --num_processes and --process_id.",
 }
 
 
@@ -73,27 +73,27 @@ def take(
   other_arguments = [argument for argument in arguments if not is_binding(argument)]
   if not options.gin_file:
     for argument in [*typed, *options.gin_bindings]:
-      raise UserError(f"{argument}: binds a name of a gin file. Give --gin_file FILE with it.")
+      raise UserError(f"{argument} sets a name of a gin file, but --gin_file is missing. Add --gin_file FILE.")
     return None, other_arguments
   if any(argument.partition("=")[0] == "--config" for argument in argv):
     raise UserError(
-      f"--config and --gin_file {options.gin_file[0]} exclude each other. Give one of them; "
-      "--config.SECTION.KEY=VALUE changes keys of both."
+      f"--config and --gin_file {options.gin_file[0]} exclude each other. Give only one of these options; "
+      "--config.SECTION.KEY=VALUE changes keys in either case."
     )
   for argument in other_arguments:
     name = argument.lstrip("-").partition("=")[0]
     if name in _ELSEWHERE:
-      raise UserError(f"{argument}: this T5X flag has another name in t2t: {_ELSEWHERE[name]}")
+      raise UserError(f"{argument}: t2t does not have this flag of T5X. {_ELSEWHERE[name]}")
   from t2t.convert import gin
 
   converted = gin.to_config(read(options, typed), options.gin_kind)
   typed_keys = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
   if refused := converted.refused(typed_keys):
     raise UserError(
-      f"--gin_file {converted.name}: not started, because"
-      f" {'this setting' if len(refused) == 1 else f'{len(refused)} settings'} would be guessed or lost:\n"
+      f"--gin_file {converted.name}: the run was not started, because t2t cannot convert"
+      f" {'this setting' if len(refused) == 1 else f'{len(refused)} settings'} exactly:\n"
       + "\n".join(f"  {finding}" for finding in refused)
-      + (_by_hand(options, typed, converted.kind) if converted.kind != "infer" else "")
+      + _by_hand(options, typed, converted.kind)
     )
   return dataclasses.replace(
     converted, findings=tuple(finding for finding in converted.findings if not finding.refused)
@@ -118,11 +118,13 @@ def read(options: argparse.Namespace, typed: Sequence[str]) -> "gin.Gin":
 
 
 def _by_hand(options: argparse.Namespace, typed: Sequence[str], kind: str) -> str:
+  if kind == "infer":  # has no config file
+    return "\nChange the gin file, or remove these lines."
   flags = [f"--gin_file={path}" for path in options.gin_file]
   flags += [f"--gin_search_paths={options.gin_search_paths}"] if options.gin_search_paths else []
   flags += [f"--gin_bindings={binding}" for binding in options.gin_bindings]
   return (
-    "\nSettle it by hand in the config with the other settings:\n"
+    "\nConvert the other settings to a config file, and complete the file by hand:\n"
     f"  t2t convert {shlex.join([*flags, *typed])} > mine.py\n"
     f"  t2t {kind} --config mine.py ..."
   )
@@ -190,9 +192,9 @@ def check(converted: "gin.ConvertedGin", source: "pretrained.Source") -> "pretra
   for key, value in converted.model.items():
     there = getattr(source.model, key.partition(".")[2])
     if there != value:
-      hint = "; a T5X checkpoint does not store it, see docs/gin.md" if key == "model.mlp_activation" else ""
+      hint = " (a T5X checkpoint does not store this value, see docs/gin.md)" if key == "model.mlp_activation" else ""
       raise UserError(
-        f"{converted.name}: sets config.{key}={value!r}, but {source.path} has {there!r}{hint}. Use the gin file "
+        f"{converted.name} sets config.{key}={value!r}, but {source.path} has {there!r}{hint}. Use the gin file "
         "of this checkpoint."
       )
   data = converted.config().data

@@ -241,7 +241,7 @@ def main(argv: list[str]) -> None:
   if of_tasks:
     if not gin_config.workdir:
       or_bound = gin_files.or_bound(gin_config, "--workdir")
-      raise UserError(f"--output is missing. Give --input FILE with --output FILE,{or_bound}")
+      raise UserError(f"--output is missing. Give --input FILE with --output FILE,{or_bound}.")
     needed = ("checkpoint",)
   for name in needed:
     if not getattr(options, name):
@@ -249,7 +249,8 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} is missing. Give --{name} PATH{or_bound}; see `t2t infer --help`.")
   if options.server and (name := next((name for name in _OF_FILES if getattr(options, name)), "")):
     raise UserError(
-      f"--{name} and --server exclude each other. Leave out --{name} to serve requests, or --server to read files."
+      f"--{name} and --server exclude each other. Leave out --{name} to serve requests, or leave out "
+      "--server to read files."
     )
   if options.server and not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
     raise UserError('t2t infer --server needs Starlette and uvicorn. Run: pip install "t2t-jax[serve]"')
@@ -290,7 +291,7 @@ def main(argv: list[str]) -> None:
     )
   make_way = _chosen_way(options, source, adapters, decode)
   if options.input and not options.task and (names := prompt_builder.tasks_with_prefixes(source)):
-    note = f"{source.path}: was trained on {', '.join(names)}; --task NAME adds the prefix of one task to each input"
+    note = f"{source.path} was trained on {', '.join(names)}; --task NAME adds the prefix of one task to each input"
     print(note, file=sys.stderr)
   mesh = batch_inference.make_mesh(options.tensor)
   load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
@@ -338,7 +339,8 @@ def _files(
   paths = inputs.write(records(gin_config.config()).data, source.model.architecture, gin_config.workdir)
   if options.output and len(paths) > 1:
     raise UserError(
-      f"--output {options.output}: is one file for {len(paths)} inputs ({', '.join(paths)}). Leave it out."
+      f"--output {options.output} is a single file, but there are {len(paths)} inputs ({', '.join(paths)}). Leave "
+      "out --output."
     )
   suffix = "-inputs.jsonl"
   return [(path, options.output or f"{path.removesuffix(suffix)}-predict.jsonl") for path in paths.values()]
@@ -355,7 +357,8 @@ def _places(specs: list[str]) -> dict[str, str]:
     name, equals, path = spec.partition("=")
     if not name or not equals or not path:
       raise UserError(
-        f"--adapter {spec}: is not NAME=RUN. Give the name that lines use and the run that trained the adapter."
+        f"--adapter {spec} does not have the form NAME=RUN. Give the name that input lines use, and the run that "
+        "trained the adapter."
       )
     if name in paths:
       raise UserError(f"--adapter {spec}: the name {name} belongs to {paths[name]} already. Give another name.")
@@ -376,7 +379,7 @@ def _asks(
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
     method, reason = "head", "predicts with a head"
   elif source.model.is_generative:
-    method, reason = "write", "writes"
+    method, reason = "write", "generates text"
   else:
     predictor.check_predicts_tokens(source.model, where=where)
     method, reason = "fill", "is an encoder without decoder, which fills blanks"
@@ -385,10 +388,10 @@ def _asks(
       f"{where} {reason} and generates no text. Leave out generation options, for example --max_length and --beam."
     )
   if method != "fill" and options.top is not None:
-    raise UserError(f"--top {options.top}: {where} {reason}, and fills no blanks. Leave it out.")
+    raise UserError(f"--top {options.top}: {where} {reason} and fills no blanks. Leave out --top.")
   if method != "head" and options.no_answer:
     raise UserError(
-      f"--no_answer {options.no_answer}: {where} {reason}, and the option applies to span heads. Leave it out."
+      f"--no_answer {options.no_answer} applies only to span heads, but {where} {reason}. Leave out --no_answer."
     )
   return method
 
@@ -451,8 +454,8 @@ def _way_of_text(
   if options.no_answer:
     if head.kind != "span":
       raise UserError(
-        f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, and the option applies to span "
-        "heads. Leave it out."
+        f"--no_answer {options.no_answer} applies only to span heads, but {head.name!r} is a {head.kind} head. Leave "
+        "out --no_answer."
       )
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
   return functools.partial(
@@ -512,8 +515,8 @@ def _asked_alike(
   for name, way in ways.items():
     if way != wanted:
       raise UserError(
-        f"--adapter {name}: its method ({' '.join(way)}) differs from {first} ({' '.join(wanted)}). Run `t2t "
-        "infer` once for each method."
+        f"--adapter {name} and --adapter {first} predict by different methods ({' '.join(way)} and "
+        f"{' '.join(wanted)}). Run `t2t infer` once for each method."
       )
   return wanted
 

@@ -66,7 +66,8 @@ class _Help(argparse.Action):
     known = [*sections, "stages"]
     if selected not in ("", "all", *known):
       raise UserError(
-        f"--help {selected}: unknown section. Give all or one of: {', '.join(known)}{did_you_mean(selected, known)}"
+        f"--help {selected}: unknown section. Give --help all, or one of: {', '.join(known)}"
+        f"{did_you_mean(selected, known)}"
       )
     print(parser.format_help())
     if not selected:
@@ -155,7 +156,7 @@ def parse(
   elif options.config is None:
     if named := set(arguments) & set(config_names()):
       raise UserError(f"--config is missing; did you mean --config {min(named)}?")
-    raise UserError(f"--config is missing. Give a .py file or one of these (--help):\n{families()}")
+    raise UserError(f"--config is missing. Give a .py file or a name (see --help):\n{families()}")
   else:
     config = overridden(options.config, arguments, prepare=prepare)
   check_of_files(config, arguments)

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
   parser = _parser()
   options, config = parse(parser, argv)
   if options.price is not None and options.tokens is None:
-    raise UserError(f"--price {options.price:g}: needs a number of tokens. Give --tokens N.")
+    raise UserError(f"--price {options.price:g} needs the number of tokens. Give --tokens N.")
   options.topology = options.topology and tpu_types.topology(options.topology)
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the only possible mesh
@@ -140,7 +140,7 @@ def _check_writable(path: str) -> None:
   try:
     file.open("a").close()
   except OSError as error:
-    raise UserError(f"--hlo {path}: cannot be written ({error.strerror}). Give the path of a writable file.") from error
+    raise UserError(f"--hlo {path} cannot be written ({error.strerror}). Give the path of a writable file.") from error
   if is_new:
     file.unlink()
 

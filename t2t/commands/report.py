@@ -51,7 +51,9 @@ def main(argv: list[str]) -> None:
   """
   options = _parser().parse_args(argv)
   if options.over and len(options.runs) == 1:
-    raise UserError(f"--over {options.over}: applies to several runs, and {options.runs[0]} is one. Leave it out.")
+    raise UserError(
+      f"--over {options.over} applies only to several runs. Leave out --over, or give more runs than {options.runs[0]}."
+    )
   if options.output:
     gcs.check(options.output, where="--output ")
   run_list = [runs.read(path) for path in options.runs]
@@ -61,13 +63,13 @@ def main(argv: list[str]) -> None:
     text = comparison.html(run_list, over=options.over or "steps")
     folder = comparison.shared_folder(run_list)
     if not folder and not options.output:
-      raise UserError("--output is missing: the runs have no common folder. Give --output FILE.")
+      raise UserError("--output is missing, and the runs have no common folder. Give --output FILE.")
     path = gcs.absolute(folder) / written.NAME if folder else None
   path = gcs.absolute(options.output) if options.output else path
   try:
     if not gcs.is_remote(path) and path.is_dir():
-      raise UserError(f"--output {path}: is a folder. Give a file, for example {path / written.NAME}.")
+      raise UserError(f"--output {path} is a folder. Give a file, for example {path / written.NAME}.")
     written.write(path, text)
   except OSError as error:
-    raise UserError(f"--output {path}: cannot be written ({error}). Give the path of a writable file.") from error
+    raise UserError(f"--output {path} cannot be written ({error}). Give the path of a writable file.") from error
   print(path)

@@ -43,13 +43,15 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   data = config.data
   if len(adapters_lib.tasks(config.adapters)) > 1:
     raise UserError(
-      f"config.{'/'.join(config.adapters)}: has no tasks AX-b and AX-g, which this command evaluates with RTE's "
-      "model. Train on the mixture by `t2t train`, and evaluate by `t2t eval`."
+      f"config.{'/'.join(config.adapters)} has separate parameters for each task, but not for AX-b and AX-g. Train on "
+      "the mixture with `t2t train`, and evaluate with `t2t eval`."
     )
   named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:
-    raise UserError("config.eval.tasks: AX-b and AX-g have no training data. Add rte.")
+    raise UserError(
+      "config.eval.tasks: AX-b and AX-g have no training data. Add rte, whose model also predicts AX-b and AX-g."
+    )
   diagnostics = [
     name for name, of in _DIAGNOSTICS.items() if of in trained and (name in named or not config.eval.tasks)
   ]
@@ -70,8 +72,8 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   unmeasured = [name for name in trained if f"{name}/score" not in best]
   if unmeasured:
     raise UserError(
-      f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is NaN at every step. See its metrics, or "
-      "train again in another --workdir."
+      f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is NaN at every step. See "
+      f"{finetuned / 'metrics.jsonl'}, or train again in another --workdir."
     )
   steps = {name: best[f"{name}/score"] for name in trained}
   steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
@@ -138,8 +140,8 @@ def main(argv: list[str]) -> None:
   if config.eval.every != config.checkpoint.save_interval_steps:
     raise UserError(
       f"config.eval.every={config.eval.every} and"
-      f" config.checkpoint.save_interval_steps={config.checkpoint.save_interval_steps}: a best step must be"
-      " both evaluated and saved. Give the same number."
+      f" config.checkpoint.save_interval_steps={config.checkpoint.save_interval_steps} differ, but the best"
+      " step must be evaluated and saved. Set both keys to the same number."
     )
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   superglue(records(config), source, options.workdir)

@@ -74,7 +74,9 @@ def _print_list(console: rich.console.Console, pattern: str, modules: Sequence[s
   known = [name for names in groups.values() for name in names]
   shown = {group: [name for name in names if _matches(name, pattern)] for group, names in groups.items()}
   if pattern and not any(shown.values()):
-    raise UserError(f"{pattern}: no task or mixture matches. See `t2t tasks`.{did_you_mean(pattern, known)}")
+    raise UserError(
+      f"{pattern}: no task or mixture matches{did_you_mean(pattern, known) or '.'} `t2t tasks` lists all names."
+    )
   for group, names in shown.items():
     if names:
       _print_group(console, group, [_row(name) for name in names])
@@ -147,7 +149,7 @@ def _config(parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
   config = override(default.get_config(), overrides)
   if config.init.checkpoint:
     raise UserError(
-      f"config.init.checkpoint={config.init.checkpoint}: needs the training config. Give --config, for example "
+      f"config.init.checkpoint={config.init.checkpoint} needs the training config. Give --config, for example "
       "--config finetune_superglue."
     )
   return config
@@ -174,7 +176,7 @@ def _stage(config: Config, name: str) -> stages.Stage:
     there = (
       f"Give one of: {', '.join(by_name)}{did_you_mean(name, by_name)}"
       if config.stages
-      else "config.stages is empty. Leave --stage out."
+      else "config.stages is empty. Leave out --stage."
     )
     raise UserError(f"--stage {name}: no such stage. {there}")
   return by_name[name] if name else next(iter(by_name.values()))
@@ -385,7 +387,7 @@ def main(argv: list[str]) -> int:
     )
     options, _ = options_lib.parse_known(parser, argv[1:])
     if not max(options.examples, options.summary):
-      raise UserError("--examples 0 and --summary 0: nothing to show. Give one of them a positive number.")
+      raise UserError("--examples 0 and --summary 0: nothing to show. Give one of these options a positive number.")
     _show(_console(options.color), _choose(parser, argv[1:]), options)
     return 0
   parser = _parser(

@@ -153,9 +153,13 @@ def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
   for typed in languages:
     name, _, globs = typed.partition("=")
     if not re.fullmatch(r"[\w-]+", name) or not globs:
-      raise UserError(f"{typed}: is not LANGUAGE=GLOBS. Give a name and its files, for example en=en.txt.")
+      raise UserError(
+        f"{typed} does not have the form LANGUAGE=GLOBS. Give a language and files, for example en=en.txt."
+      )
     if name in files:
-      raise UserError(f"{typed}: the language {name} occurs twice. Give its files together: {name}=a.txt,b.txt")
+      raise UserError(
+        f"{typed}: the language {name} occurs twice. Give all files of this language together: {name}=a.txt,b.txt"
+      )
     files[name] = text_files.find_files(globs, where=name, pairs=False)
   return files
 
@@ -194,20 +198,21 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
   if bool(arguments.input) == bool(arguments.languages):
-    raise UserError("--input: give either --input GLOBS or LANGUAGE=GLOBS for each language")
+    fault = "--input and LANGUAGE=GLOBS exclude each other" if arguments.input else "--input is missing"
+    raise UserError(f"{fault}; give either --input GLOBS, or LANGUAGE=GLOBS for each language")
   if arguments.alpha is not None and not (arguments.languages and 0.0 <= arguments.alpha <= 1.0):
     why = (
       "is not between 0 (uniform) and 1 (proportional). Give a number between 0 and 1."
       if arguments.languages
-      else "needs several LANGUAGE=GLOBS. Leave it out, or give the files by language."
+      else "needs files by language. Leave out --alpha, or give several LANGUAGE=GLOBS."
     )
-    raise UserError(f"--alpha {arguments.alpha}: {why}")
+    raise UserError(f"--alpha {arguments.alpha} {why}")
 
   if arguments.extend:
     _check_extends(arguments)
     kind = extending.kind_of(arguments.extend)
     if arguments.type not in (None, kind):
-      raise UserError(f"--type {arguments.type}: --extend {arguments.extend} is a {kind} vocabulary. Leave --type out.")
+      raise UserError(f"--type {arguments.type}: --extend {arguments.extend} is a {kind} vocabulary. Leave out --type.")
     arguments.type = kind
   arguments.type = arguments.type or "sentencepiece"
   function, name = _TRAINERS[arguments.type]
@@ -215,26 +220,32 @@ def _train(arguments: argparse.Namespace) -> int:
   if arguments.character_coverage is not None:
     if arguments.type != "sentencepiece":
       raise UserError(
-        f"--character_coverage: applies only to --type sentencepiece, not {arguments.type}. Leave it out."
+        f"--character_coverage applies only to --type sentencepiece, not to {arguments.type}. Leave out this option."
       )
     options["character_coverage"] = arguments.character_coverage
   if arguments.byte_fallback:
     if arguments.type != "sentencepiece":
-      raise UserError(f"--byte_fallback: applies only to --type sentencepiece, not {arguments.type}. Leave it out.")
+      raise UserError(
+        f"--byte_fallback applies only to --type sentencepiece, not to {arguments.type}. Leave out this option."
+      )
     options["byte_fallback"] = True
   if arguments.symbols:
     if arguments.type != "sentencepiece":
-      raise UserError(f"--symbols: applies only to --type sentencepiece, not {arguments.type}. Leave it out.")
+      raise UserError(
+        f"--symbols applies only to --type sentencepiece, not to {arguments.type}. Leave out this option."
+      )
     options["symbols"] = [symbol.strip() for symbol in arguments.symbols.split(",") if symbol.strip()]
   if arguments.cased:
     if arguments.type != "wordpiece":
       raise UserError(
-        f"--cased: applies only to --type wordpiece; {arguments.type} always keeps capitals. Leave it out."
+        f"--cased applies only to --type wordpiece, because {arguments.type} always keeps capitals. Leave out --cased."
       )
     options["cased"] = True
   path = pathlib.Path(arguments.output).expanduser() / name
   if path.exists() and not arguments.overwrite:
-    raise UserError(f"--output {path}: exists. Give another folder, or --overwrite to replace it.")
+    raise UserError(
+      f"--output {arguments.output}: {path} exists already. Give another folder, or --overwrite to replace the file."
+    )
   examples: list[str] = []
 
   def texts(files: Sequence[str], where: str) -> Iterator[str]:
@@ -277,10 +288,11 @@ def _check_extends(arguments: argparse.Namespace) -> None:
   for option in ("character_coverage", "byte_fallback", "cased"):
     if getattr(arguments, option):
       raise UserError(
-        f"--{option}: does not apply with --extend {arguments.extend}, which determines it. Leave it out."
+        f"--{option} does not apply with --extend, because {arguments.extend} determines this option. Leave out "
+        f"--{option}."
       )
   if arguments.symbols:
-    raise UserError(f"--symbols {arguments.symbols}: does not apply with --extend. Leave it out.")
+    raise UserError(f"--symbols {arguments.symbols} does not apply with --extend. Leave out --symbols.")
 
 
 def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], notes: Sequence[str] = ()) -> int:

@@ -205,7 +205,8 @@ def translating(function: _Door) -> _Door:
     for name in options:
       if name not in known:
         near = translated_option(name, known) or did_you_mean(name, known)
-        raise UserError(f"{name}: {function.__name__} has no such option{near}; accepted options: {', '.join(known)}")
+        near += "" if near.endswith("?") else "."
+        raise UserError(f"{name}: {function.__name__} has no such option{near} Accepted options: {', '.join(known)}")
     return function(*args, **options)
 
   return call  # type: ignore[return-value]

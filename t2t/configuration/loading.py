@@ -37,6 +37,7 @@ from t2t.runtime import imports
 T = TypeVar("T", bound=DataclassRecord)
 
 _STAGES = "stages"  # a list of mappings, not a section
+_LIST_OF_KEYS = "`t2t train --help all` lists all keys"
 
 # Keys that a user's complete config may lack, in addition to all of config.data.
 _LATER = ("init.reinit", "init.rename", "init.resize", "init.transfer_vocab", "init.others", "mesh.physical_layout")
@@ -118,20 +119,20 @@ def load_config(spec: str) -> ConfigDict:
     shipped = _shipped()
     if spec not in shipped:
       raise UserError(
-        f"--config {spec}: no such config{_nearest(spec, list(shipped))}; give a name that `t2t train --help` "
-        "lists, or the path of a .py file"
+        f"--config {spec}: no such config{_nearest(spec, list(shipped))}. Give a name that `t2t train --help` "
+        "lists, or the path of a .py file."
       )
     module, size = shipped[spec]
     return importlib.import_module(module).get_config(*([size] if size else []))
   if not pathlib.Path(path).is_file():
     raise UserError(
-      f"--config {path}: no such file; give one, or a config that comes with t2t (see --help):\n{families()}"
+      f"--config {path}: no such file. Check the path, or give a config that comes with t2t (see --help):\n{families()}"
     )
   try:
     module = imports.file_module(path, "t2t_user_config")
     if not callable(getattr(module, "get_config", None)):
       raise UserError(
-        f"--config {path}: does not define get_config(); add a function get_config() that returns the config"
+        f"--config {path}: the file does not define get_config(); add a function get_config() that returns the config"
       )
     config = module.get_config(argument) if argument else module.get_config()
   except UserError:
@@ -140,9 +141,14 @@ def load_config(spec: str) -> ConfigDict:
     # Errors in the user's file are reported with the line of that file.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f"{path}, line {lines[-1]}" if lines else path
-    raise UserError(f"--config {where}: {type(error).__name__}: {error}") from error
+    raise UserError(
+      f"--config {where}: the file fails with {type(error).__name__} ({error}). Correct the file."
+    ) from error
   if not isinstance(config, ConfigDict):
-    raise UserError(f"--config {path}: get_config() returned {type(config).__name__}; it must return a ConfigDict")
+    raise UserError(
+      f"--config {path}: get_config() returned {type(config).__name__}, not a ConfigDict; start the config from "
+      "`t2t.configs.default.get_config()`"
+    )
   return config
 
 
@@ -158,7 +164,7 @@ def _check_one_of(key: str, instead: str, arguments: Sequence[str]) -> None:
     if name in (key, instead) and value.strip("0.") != "":
       typed[name] = argument
   if len(typed) == 2:
-    raise UserError(f"{typed[key]} and {typed[instead]} are mutually exclusive; give one of them")
+    raise UserError(f"{typed[key]} and {typed[instead]} are mutually exclusive; give only one of these keys")
 
 
 def for_architecture(spec: str, config: ConfigDict) -> None:
@@ -209,16 +215,18 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     if argument.startswith("-") and match is None:
       key = argument.lstrip("-").partition("=")[0].replace("-", "_")
       if known := _translated(key):
-        raise UserError(f"unknown option {argument}{known}; options have the form --config.SECTION.KEY=VALUE")
+        raise UserError(f"unknown option {argument}{known}. Options have the form --config.SECTION.KEY=VALUE.")
       near = difflib.get_close_matches(key, [known_key.partition(".")[2] for known_key in keys], n=1)
       meant = " or ".join(
         f"--config.{known_key}" for known_key in keys if known_key == key or known_key.partition(".")[2] in near
       )
-      raise UserError(f"unknown option {argument}; {f'did you mean {meant}?' if meant else '`--help` lists them'}")
+      raise UserError(
+        f"unknown option {argument}; {f'did you mean {meant}?' if meant else '`--help` lists all options'}"
+      )
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings])
       if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):
-        raise UserError(f"{name}: no such key; a key has only letters, digits and _")
+        raise UserError(f"{name}: no such key; keys have only letters, digits and _")
   for argument in arguments:
     if argument.startswith(f"--config.{_STAGES}="):
       stages.check_typed(argument.partition("=")[2])
@@ -228,8 +236,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   try:
     unparsed = values(["t2t", *arguments])
   except flags.Error as error:
-    text = re.sub(r"invalid literal for int\(\).*", "must be an integer", str(error).removeprefix("flag "))
-    raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
+    text = re.sub(r": invalid literal for int\(\).*", " must be an integer", str(error).removeprefix("flag "))
+    text = re.sub(r": \('Non-boolean argument.*", " must be True or False", text)
+    raise UserError(re.sub(r": could not convert string to float.*", " must be a number", text)) from error
   if len(unparsed) > 1:
     raise UserError(f"unexpected argument {unparsed[1]!r}; options have the form --config.SECTION.KEY=VALUE")
   stages.check_overrides(values.config, arguments)
@@ -237,7 +246,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
       loss = values.config.train.loss or "cross_entropy"
-      raise UserError(f"{mine}: has no effect with config.train.loss={loss}; add --config.train.loss={name}")
+      raise UserError(f"{mine} has no effect with config.train.loss={loss}; add --config.train.loss={name}")
   return values.config
 
 
@@ -285,8 +294,9 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
       continue
     if data[key] != getattr(DataConfig, key):
       raise UserError(
-        f"{argument}: applies to config.data.files only, and {named} defines it. Leave it out, name another task "
-        "(`t2t tasks` lists them), or give --config.data.mixture= with files and a vocabulary."
+        f"{argument} applies only to config.data.files, but the tasks of {named} determine this key. Leave out the "
+        "key, name another task (`t2t tasks` lists all tasks), or give --config.data.mixture= with files and a "
+        "vocabulary."
       )
 
 
@@ -323,20 +333,24 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
     return
   keys = [path.removeprefix(f"{key}.") for path in there if path.startswith(f"{key}.")]
   if keys and "." not in key:
-    raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE; a KEY is one of {', '.join(keys)}")
+    raise UserError(
+      f"{argument}: {key!r} is a section, not a key. Give --config.{key}.KEY=VALUE with one of these keys: "
+      f"{', '.join(keys)}"
+    )
   for mapping in mappings:
     if f"{key}.".startswith(f"{mapping}.") and mapping in _RECORDS:
       fields = [field.name for field in dataclasses.fields(_RECORDS[mapping])]
       near = _nearest(key.rpartition(".")[2], fields) if key.count(".") > mapping.count(".") + 1 else ""
       raise UserError(
-        f"{argument}: give --config.{mapping}.NAME.KEY=VALUE; a NAME has letters, digits and _, a KEY is one of "
-        f"{', '.join(fields)}{near}"
+        f"{argument}: invalid key. Give --config.{mapping}.NAME.KEY=VALUE, with letters, digits and _ in NAME. Known "
+        f"keys: {', '.join(fields)}{near}"
       )
     if f"{key}.".startswith(f"{mapping}."):
-      raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME has letters, digits and _")
-  raise UserError(
-    f"--config.{key}: no such key{instead_of(key, [*known, *_optional_keys()])}; `t2t train --help all` lists all keys"
-  )
+      raise UserError(
+        f"{argument}: invalid key. Give --config.{mapping}.NAME=VALUE, with letters, digits and _ in NAME."
+      )
+  near = instead_of(key, [*known, *_optional_keys()])
+  raise UserError(f"--config.{key}: no such key{near}{'' if near.endswith('?') else '.'} {_LIST_OF_KEYS}.")
 
 
 def instead_of(key: str, known: Sequence[str]) -> str:
@@ -387,7 +401,8 @@ def records(config: ConfigDict) -> Config:
   config = renamed_keys.current_config(config)
   known = [*SECTIONS, *OPTIONAL, _STAGES]
   if unknown := [name for name in config if name not in known]:
-    raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], known)}")
+    near = _nearest(unknown[0], known) or f"; known sections: {', '.join(known)}"
+    raise UserError(f"config.{unknown[0]}: no such section{near}")
   if missing := [name for name in (*SECTIONS, _STAGES) if name not in config]:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   optional = {name: OPTIONAL[name] for name in OPTIONAL if name in config}
@@ -405,13 +420,13 @@ def _check_numbers(value: Any, key: str, cls: type | None = None) -> None:
     kinds = {field.name: field.type for field in dataclasses.fields(cls)} if cls is not None else {}
     for name, item in value.items():
       if isinstance(item, bool) and kinds.get(name) in (int, float):
-        raise UserError(f"{key}.{name}={item}: must be a number, not True or False")
+        raise UserError(f"{key}.{name}={item} must be a number, not True or False")
       _check_numbers(item, f"{key}.{name}")
   elif isinstance(value, tuple | list):
     for number, item in enumerate(value):
       _check_numbers(item, f"{key}[{number}]")
   elif isinstance(value, float) and not math.isfinite(value):
-    raise UserError(f"{key}={value}: must be a finite number")
+    raise UserError(f"{key}={value} must be a finite number")
 
 
 def _t5x_pairs(values: Sequence[Any]) -> list[str]:
@@ -429,7 +444,7 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   unknown = [key for key in config[name] if key not in known]
   if unknown:
     key = f"{name}.{unknown[0]}"
-    meant = _translated(key) or _nearest(unknown[0], known)
+    meant = _translated(key) or _nearest(unknown[0], known) or f"; {_LIST_OF_KEYS}"
     raise UserError(f"config.{key}: no such key{meant}")
   needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
   needed += [field.name for field in keys(cls) if name != "data" and f"{name}.{field.name}" not in _LATER]
@@ -437,9 +452,9 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   for key in (field.name for field in fields if field.type == tuple[str, ...] and field.name in config[name]):
     if name == "init" and (pairs := _t5x_pairs(config[name][key])):
-      raise UserError(f"config.init.{key}={config[name][key]}: is in T5X's syntax; give {' '.join(pairs)}")
+      raise UserError(f"config.init.{key}={config[name][key]} has the syntax of T5X; give {' '.join(pairs)}")
     if not all(isinstance(text, str) for text in config[name][key]):
-      raise UserError(f"config.{name}.{key}={config[name][key]}: must be strings, separated by commas")
+      raise UserError(f"config.{name}.{key}={config[name][key]} must contain only strings, separated by commas")
   return cls(**config[name])
 
 

@@ -167,7 +167,7 @@ def _current_entry(section: str, entry: Any) -> Any:
 
 @functools.cache
 def _tell(old: str, new: str) -> None:
-  console.tell(f"config.{old} is now config.{new}; the earlier name still works. Change it to config.{new}.")
+  console.tell(f"config.{old} is now config.{new}; the earlier name still works. Change the name to config.{new}.")
 
 
 def current_arguments(arguments: Sequence[str]) -> list[str]:

@@ -69,11 +69,11 @@ def check_ranges(
     where, (least, most) = f"config.{section}.{field.name}", (metadata["least"], metadata["most"])
     if metadata["choices"] and value not in metadata["choices"]:
       raise UserError(
-        f"{where}={value!r}: not an accepted value; give {', '.join(metadata['choices'])}{(notes or {}).get(value, '')}"
+        f"{where}={value!r}: unknown value; give one of {', '.join(metadata['choices'])}{(notes or {}).get(value, '')}"
       )
     if least > -math.inf and not (least <= value <= most and math.isfinite(value)):
       wanted = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-      raise UserError(f"{where}={value}: must be {wanted}{metadata['note']}")
+      raise UserError(f"{where}={value} must be {wanted}{metadata['note']}")
 
 
 def keys(record: type[DataclassRecord]) -> list[dataclasses.Field[object]]:
@@ -216,17 +216,17 @@ class DataConfig:
     if (self.columns or self.prefix) and not (self.labels or self.table):
       key = "columns" if self.columns else "prefix"
       raise UserError(
-        f"config.data.{key}={getattr(self, key)}: applies to tables only, and config.data.labels is empty. Give "
-        "--config.data.labels=auto"
+        f"config.data.{key}={getattr(self, key)} applies only to tables, but config.data.labels is empty. Set "
+        "config.data.labels, for example --config.data.labels=auto."
       )
     if not self.translation:
       raise UserError(
-        "config.data.translation is empty. Give a field of JSON lines, or the endings of parallel files, as in "
-        ".en.txt=.fr.txt. The second column of a .tsv needs no name."
+        "config.data.translation is empty. Give a field of JSON lines, or the endings of parallel files, for example "
+        ".en.txt=.fr.txt. For .tsv files, leave out config.data.translation."
       )
     for name, folder in self.benchmark_dirs.items():
       if not isinstance(folder, str):
-        raise UserError(f"config.data.benchmark_dirs.{name}={folder!r}: must be the path of a folder")
+        raise UserError(f"config.data.benchmark_dirs.{name}={folder!r} must be the path of a folder")
     sources = {name: _named("data.sources", name, x, SourceConfig) for name, x in sorted(self.sources.items())}
     object.__setattr__(self, "sources", sources)
 
@@ -241,8 +241,9 @@ class DataConfig:
     for key in files:
       if files[key] and not self.vocabulary:
         raise UserError(
-          f'config.data.vocabulary is empty: with {key}, give "bytes", or the path of a SentencePiece model, a '
-          "vocab.txt, a tokenizer.json or their folder. `t2t vocab train` trains a vocabulary on your text."
+          f'config.data.vocabulary is empty, but {key} needs a vocabulary. Give "bytes", or the path of a '
+          "SentencePiece model, a vocab.txt, a tokenizer.json or the folder of such a file. `t2t vocab train` trains a "
+          "vocabulary on your text."
         )
 
   @classmethod
@@ -269,31 +270,36 @@ class DataConfig:
     for key in ("files", "eval_files", "language"):
       if self.sources and getattr(self, key):
         raise UserError(
-          f"config.data.{key}={getattr(self, key)}: has no effect beside config.data.sources. Give "
+          f"config.data.{key}={getattr(self, key)} has no effect beside config.data.sources. Give "
           f"config.data.sources.NAME.{key} instead."
         )
     for name, source in self.sources.items():
       where = f"config.data.sources.{name}"
       if bool(source.files) == bool(source.mixture):
         both = f"{where}.files={source.files!r} and {where}.mixture={source.mixture!r}"
-        raise UserError(f"{both}: give exactly one of them, text files or the name of a registered task or mixture")
+        raise UserError(
+          f"{both}: exactly one of these keys must be set. Give text files, or the name of a registered task or "
+          "mixture."
+        )
       options = {key: getattr(source, key) for key in _OF_NAMED if getattr(source, key)}
       if source.mixture and options:
         key = next(iter(options))
         raise UserError(
-          f"{where}.{key}={options[key]}: applies to files only; registered tasks define it. Leave it out."
+          f"{where}.{key}={options[key]} applies only to files, but registered tasks determine this key. Leave out "
+          f"{where}.{key}."
         )
       if source.files:
         for key, split in (("train_split", "train"), ("eval_split", "validation")):
           if getattr(self, key) != split:
             raise UserError(
-              f"config.data.{key}={getattr(self, key)}: {where} reads files, whose only such split is {split!r}; "
-              "leave it out"
+              f"config.data.{key}={getattr(self, key)}: {where} reads files, and the {key} of files is always "
+              f"{split!r}; leave out config.data.{key}"
             )
         if self.cache_dir:
           folder = f"config.data.cache_dir={self.cache_dir}"
           raise UserError(
-            f"{folder}: contains cached tasks, and {where} reads files. Register a task, or leave cache_dir out."
+            f"{folder} contains cached tasks, but {where} reads files. Register a task for these files, or leave out "
+            "config.data.cache_dir."
           )
         options["benchmark_dirs"] = {}  # only for registered tasks
       sources[name] = self.reading(
@@ -367,16 +373,16 @@ class DataConfig:
 def _named(mapping: str, name: str, values: Any, record: type) -> Any:
   """Builds the record of one name of a mapping, such as "data.sources", from config values."""
   if not re.fullmatch(r"\w+", name):  # a task, a metric and a key contain the name
-    raise UserError(f"config.{mapping}: {name!r}: not a valid source name; use letters, digits and _")
+    raise UserError(f"config.{mapping}: {name!r} is not a valid name; use only letters, digits and _")
   if isinstance(values, record):
     return values
   known = [field.name for field in dataclasses.fields(record)]
   if not isinstance(values, Iterable):  # a ConfigDict is not a Mapping
-    raise UserError(f"config.{mapping}.{name}={values!r}: must be a mapping with keys {', '.join(known)}")
+    raise UserError(f"config.{mapping}.{name}={values!r} must be a mapping with these keys: {', '.join(known)}")
   for key in values:
     if key not in known:
       near = did_you_mean(key, known)
-      raise UserError(f"config.{mapping}.{name}.{key}: no such key{near}; accepted keys: {', '.join(known)}")
+      raise UserError(f"config.{mapping}.{name}.{key}: no such key. Accepted keys: {', '.join(known)}{near}")
   return record(**values)
 
 
@@ -598,13 +604,15 @@ class InitConfig:
         raise UserError(f"{where}.checkpoint is empty; give the path of a checkpoint")
       if not source.subtrees or not all(source.subtrees):
         raise UserError(
-          f"{where}.rename={','.join(source.rename)}: must name the parts of the model to load from "
+          f"{where}.rename={','.join(source.rename)} must name the parts of the model to load from "
           f"{source.checkpoint}, for example encoder or .=teacher"
         )
       for path in source.subtrees:
         for taken_path, owner in taken.items():
           if f"{path}/".startswith(f"{taken_path}/") or f"{taken_path}/".startswith(f"{path}/"):
-            raise UserError(f"{where}.rename: {path} is already loaded from config.init.others.{owner}; name it once")
+            raise UserError(
+              f"{where}.rename: {path} is already loaded from config.init.others.{owner}; leave out one entry"
+            )
       taken |= dict.fromkeys(source.subtrees, name)
 
   @property
@@ -680,24 +688,24 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
     return values
   where = f"config.stages, stage {number}"
   if not isinstance(values, Mapping):
-    python = ", in Python syntax (True, not true)" if isinstance(values, str) else ""
+    python = " in Python syntax (True, not true)" if isinstance(values, str) else ""
     example = '{"fraction": 0.9, "data.inputs_length": 128}'
-    raise UserError(f"{where}: {values!r} is not a mapping; give a stage as {example}{python}")
+    raise UserError(f"{where}: {values!r} is not a mapping; give a mapping{python}, for example {example}")
   values = dict(values)
   if strange := next((key for key in values if not isinstance(key, str)), None):
-    raise UserError(f'{where}: {strange!r}: a key must be a string, such as "data.inputs_length"')
+    raise UserError(f'{where}: the key {strange!r} is not a string; give a key such as "data.inputs_length"')
   stage_keys = ("name", "steps", "fraction")
   for key in (key for key in values if key not in stage_keys):  # misspelt stage keys only; stages.py checks all others
     if "." not in key and (near := did_you_mean(key, stage_keys)):
-      raise UserError(f"{where}: {key}: no such key{near}")
+      raise UserError(f"{where}: no such key {key!r}{near}")
   least = 1 if "steps" in values else 0
   name, steps, fraction = (values.pop(key, default) for key, default in zip(stage_keys, (number, 0, 0.0), strict=True))
   if type(steps) is not int or steps < least:
-    raise UserError(f"{where}: steps={steps!r}: must be an integer of at least 1")
+    raise UserError(f"{where}: steps={steps!r} must be an integer of at least 1")
   if type(fraction) not in (int, float) or not 0.0 <= fraction <= 1.0:
-    raise UserError(f"{where}: fraction={fraction!r}: must be a fraction of config.train.steps, from 0 to 1")
+    raise UserError(f"{where}: fraction={fraction!r} must be a fraction of config.train.steps, from 0 to 1")
   if steps and fraction:
-    raise UserError(f"{where}: has both steps={steps} and fraction={fraction}; leave one of them out")
+    raise UserError(f"{where} has both steps={steps} and fraction={fraction}; give only one of these keys")
   return StageConfig(str(name or number), steps, fraction, changes=values)
 
 
@@ -735,7 +743,7 @@ class Config:
     object.__setattr__(self, "stages", read_stages(self.stages))
     if len(self.adapters) > 1:
       named = " and ".join(f"config.{name}" for name in self.adapters)
-      raise UserError(f"{named}: a run uses at most one adapter; leave all of these sections but one out")
+      raise UserError(f"{named} are set, but a run uses at most one adapter; keep only one of these sections")
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith("_") or name not in OPTIONAL:

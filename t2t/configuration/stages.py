@@ -76,17 +76,17 @@ _MAY = {
 }
 # Reasons why a stage may not change other keys.
 _WHY = {
-  "data.vocabulary": "the model has one embedding, for one vocabulary",
-  "data.extra_ids": "the model has one embedding, for one vocabulary",
-  "data.task_modules": "tasks of all stages are registered at the start; name all modules in config.data.task_modules",
-  "data.num_streams": "all stages read the data in the same streams",
-  "train.steps": "give steps or fraction of the stage instead",
-  "train.epochs": "give steps or fraction of the stage instead",
-  "train.seed": "the run has one seed",
-  "optimizer": f"its state continues from stage to stage; a stage may change {', '.join(_RATE)}",
-  "train": f"it applies to the whole run; a stage may change {', '.join(_MAY['train'])}",
-  "mesh": "parameters are sharded over devices once",
-  "init": "parameters are initialized once, before the first stage",
+  "data.vocabulary": "The model has one embedding, for one vocabulary.",
+  "data.extra_ids": "The model has one embedding, for one vocabulary.",
+  "data.task_modules": "Tasks of all stages are registered at the start.",
+  "data.num_streams": "All stages read the data in the same streams.",
+  "train.steps": "Give steps or fraction of the stage instead.",
+  "train.epochs": "Give steps or fraction of the stage instead.",
+  "train.seed": "The run has one seed.",
+  "optimizer": f"The optimizer's state continues from stage to stage. A stage may change {', '.join(_RATE)}.",
+  "train": f"The key applies to the whole run. A stage may change {', '.join(_MAY['train'])}.",
+  "mesh": "Parameters are sharded over devices once.",
+  "init": "Parameters are initialized once, before the first stage.",
 }
 _CHANGED = ("data", "train", "optimizer", "model")  # sections that a stage may change
 
@@ -102,13 +102,13 @@ def of(config: Config) -> tuple[Stage, ...]:
     return (Stage("", 0, config.train.steps, config),)
   names = [stage.name for stage in config.stages]
   if twice := next((name for name in names if names.count(name) > 1), None):
-    raise UserError(f"config.stages: two stages have the name {twice!r}; give each a name of its own")
+    raise UserError(f"config.stages: two stages have the name {twice!r}; give each stage a different name")
   for name in names:
     if not re.fullmatch(r"\w+", name):  # the name is typed, and part of messages and plots
-      raise UserError(f"config.stages: {name!r}: a stage's name has only letters, digits and _")
+      raise UserError(f"config.stages: {name!r} is not a valid name of a stage; use only letters, digits and _")
   if config.train.epochs:
     raise UserError(
-      f"config.train.epochs={config.train.epochs}: has no effect with config.stages; give config.train.steps"
+      f"config.train.epochs={config.train.epochs} has no effect with config.stages; give config.train.steps instead"
     )
   stages = [
     Stage(x.name, begin, end, _changed(config, x)) for x, begin, end in bounds(config.stages, config.train.steps)
@@ -167,15 +167,15 @@ def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
   if len(unspecified) > 1:
     named = ", ".join(stages[number].name for number in unspecified)
     raise UserError(
-      f"config.stages: {named} have neither steps nor fraction; only one stage may omit both, and has the "
-      "remaining steps"
+      f"config.stages: the stages {named} have neither steps nor fraction, but only one stage may omit both keys. "
+      "Give steps or fraction for the other stages."
     )
   if unspecified:
     step_counts[unspecified[0]] = total - sum(step_counts)
     if step_counts[unspecified[0]] < 1:
       raise UserError(
-        f"config.stages: {stages[unspecified[0]].name} has {step_counts[unspecified[0]]} steps, which remain of "
-        f"config.train.steps={total}; it must have at least one. Raise config.train.steps or shorten other "
+        f"config.stages: {stages[unspecified[0]].name} needs at least one step, but the other stages leave "
+        f"{step_counts[unspecified[0]]} of config.train.steps={total}. Raise config.train.steps, or shorten the other "
         "stages."
       )
   elif math.isclose(sum(stage.fraction for stage in stages), 1.0) and all(stage.fraction for stage in stages):
@@ -183,7 +183,7 @@ def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
   if sum(step_counts) != total:
     raise UserError(
       f"config.stages: {' + '.join(map(str, step_counts))} = {sum(step_counts)} steps, but "
-      f"config.train.steps={total}. Leave steps and fraction of one stage out; it has the remaining steps."
+      f"config.train.steps={total}. Leave out steps and fraction of one stage, which then has the remaining steps."
     )
   return step_counts
 
@@ -228,15 +228,18 @@ def _check_key(config: Config, key: str, where: str) -> None:
     return
   exists = dataclasses.is_dataclass(there.get(section)) and hasattr(there[section], field.partition(".")[2])
   if not exists:
-    raise UserError(f"{where}: {key}: no such key{did_you_mean(key, [*known, 'name', 'steps', 'fraction'])}")
+    near = did_you_mean(key, [*known, "name", "steps", "fraction"])
+    near = near or f"; a stage can change keys of {', '.join(_CHANGED)}"
+    raise UserError(f"{where}: no such key {key!r}{near}")
   if key != field and field in known:
-    raise UserError(f"{where}: {key}: no such key{did_you_mean(key, known)}")
+    raise UserError(f"{where}: no such key {key!r}{did_you_mean(key, known) or f'; give {field!r}'}")
   why = (
     _WHY.get(field)
     or _WHY.get(section)
-    or "it applies to the whole run; a stage changes keys of " + ", ".join(_CHANGED)
+    or f"The key applies to the whole run. A stage can change keys of {', '.join(_CHANGED)}."
   )
-  raise UserError(f"{where}: {key} cannot change from stage to stage: {why}")
+  remedy = "" if field in ("train.steps", "train.epochs") else f" Set config.{key} for the whole run."
+  raise UserError(f"{where}: {key} cannot change from stage to stage. {why}{remedy}")
 
 
 def _with_entry(mapping: Mapping[str, Any], key: str, value: Any, where: str) -> dict[str, Any]:
@@ -247,8 +250,9 @@ def _with_entry(mapping: Mapping[str, Any], key: str, value: Any, where: str) ->
   source = mapping.get(name, SourceConfig())
   source = source if isinstance(source, SourceConfig) else SourceConfig(**source)
   if not hasattr(source, field):
-    near = did_you_mean(field, [candidate.name for candidate in dataclasses.fields(SourceConfig)])
-    raise UserError(f"{where}: data.sources.{key}: no such key{near}")
+    fields = [candidate.name for candidate in dataclasses.fields(SourceConfig)]
+    near = did_you_mean(field, fields) or f"; keys of a source: {', '.join(fields)}"
+    raise UserError(f"{where}: no such key 'data.sources.{key}'{near}")
   typed = _typed(f"{where}: data.sources.{key}", value, getattr(source, field))
   return {**mapping, name: dataclasses.replace(source, **{field: typed})}
 
@@ -262,7 +266,7 @@ def _typed(where: str, value: Any, like: Any) -> Any:
   if isinstance(like, Mapping) and isinstance(value, Mapping):
     return dict(value)
   if type(value) is not type(like):
-    raise UserError(f"{where}={value!r}: must be {type(like).__name__}, such as {like!r}")
+    raise UserError(f"{where}={value!r} must be of type {type(like).__name__}, for example {like!r}")
   return value
 
 
@@ -301,8 +305,8 @@ def check_typed(value: str) -> None:
     ast.literal_eval(value.replace("\n", " ").strip() or "()")  # newlines between stages are allowed
   except (SyntaxError, ValueError) as error:
     raise UserError(
-      f"--config.stages={value}: cannot be read ({getattr(error, 'msg', 'not a list of mappings')}); give a"
-      f""" mapping for each stage, --config.stages='{{"name": "short", "fraction": 0.9}}, {{"name": "long"}}'"""
+      f"--config.stages={value} is not a valid value ({getattr(error, 'msg', 'not a list of mappings')}). Give a"
+      f""" mapping for each stage: --config.stages='{{"name": "short", "fraction": 0.9}}, {{"name": "long"}}'"""
     ) from error
 
 
@@ -316,6 +320,6 @@ def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
     if all(key in stage for stage in stages):
       values = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
       raise UserError(
-        f"{argument}: has no effect, because every stage of this config sets it ({values}). Give new stages "
+        f"{argument} has no effect, because every stage of this config sets {key} ({values}). Give new stages "
         "(docs/stages.md), or add --config.stages='()' for a run without stages."
       )

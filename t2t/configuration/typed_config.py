@@ -35,7 +35,9 @@ class TypedConfig(ConfigDict):
     except AttributeError as error:
       key = f"{self._section}.{attribute}" if self._section else attribute
       nearest = loading.instead_of(key, loading.all_keys())
-      raise _NoSuchKey(f"config.{key}={value!r}: no such key{nearest}") from error
+      raise _NoSuchKey(
+        f"config.{key}={value!r}: no such key{nearest or '; `t2t train --help all` lists all keys'}"
+      ) from error
 
   def __setitem__(self, key, value):
     """Sets a key as `ConfigDict` does.
@@ -47,11 +49,11 @@ class TypedConfig(ConfigDict):
     before = self._fields.get(key)
     name = f"config.{self._section}.{key}" if self._section else f"config.{key}"
     if value is None and isinstance(before, bool | int | float | str | tuple):
-      raise _OtherType(f"{name}=None: {_wanted(before)}; the current value is {before!r}")
+      raise _OtherType(f"{name}=None {_wanted(before)}; the current value is {before!r}")
     try:
       super().__setitem__(key, value)
     except TypeError as error:
-      raise _OtherType(f"{name}={value!r}: {_wanted(before)}{_remedy(before, value)}") from error
+      raise _OtherType(f"{name}={value!r} {_wanted(before)}{_remedy(before, value)}") from error
 
   def __setstate__(self, state):
     super().__setstate__(state)
@@ -89,8 +91,8 @@ def plain(value: object) -> object:
 
 def _wanted(before: Any) -> str:
   if isinstance(before, ConfigDict):
-    return f"is a section; set its keys, {', '.join(list(before)[:3])}, ..."
-  kinds = {bool: "True or False", int: "an integer", float: "a number", str: "a text", tuple: "a tuple"}
+    return f"must be a section; set keys of this section: {', '.join(list(before)[:3])}, ..."
+  kinds = {bool: "True or False", int: "an integer", float: "a number", str: "a string", tuple: "a tuple"}
   return f"must be {kinds.get(type(before), type(before).__name__)}"
 
 

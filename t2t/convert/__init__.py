@@ -53,7 +53,7 @@ def open_foreign(path: str, *, where: str = "") -> "Foreign":
 
   if is_peft(path):
     raise UserError(
-      f"{where}{path}: is a PEFT adapter without its base model. Run"
-      f" `t2t convert --from peft {path} --base BASE --to t2t OUT`, and give OUT."
+      f"{where}{path} is a PEFT adapter without its base model. Run"
+      f" `t2t convert --from peft {path} --base BASE --to t2t OUT`, and give OUT instead."
     )
   return (huggingface if is_huggingface(path) else t5x).open_foreign(path, where=where)

@@ -36,14 +36,14 @@ def check(out: epath.Path, nbytes: int) -> None:
     UserError: the folder is not empty, or the disk is full.
   """
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
-    raise UserError(f"{out}: exists and is not an empty folder. Give another folder, or delete it first.")
+    raise UserError(f"{out} exists and is not an empty folder. Give another folder, or delete {out} first.")
   if _is_remote(out):
     return
   folder = next(parent for parent in out.parents if parent.exists())
   free, needed = shutil.disk_usage(folder).free, int(nbytes * (1 + _SPARE))
   if free < needed:
     raise UserError(
-      f"{out}: needs {amounts.nbytes(needed)}, but the disk of {folder} has {amounts.nbytes(free)} free. Free "
+      f"{out} needs {amounts.nbytes(needed)}, but the disk of {folder} has {amounts.nbytes(free)} free. Free "
       "some space, or give a folder on another disk."
     )
 

@@ -37,7 +37,7 @@ def _read_bart(settings: hf_mappings.Settings) -> dict[str, Any]:
     encoder, decoder = (settings.get(f"{stack}_{key}", default) for stack in ("encoder", "decoder"))
     if encoder != decoder:
       raise hf_mappings.Unknown(
-        f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t needs the same value for both"
+        f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t supports only equal values of these keys"
       )
   activation = settings.get("activation_function", "gelu")
   return {

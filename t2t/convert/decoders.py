@@ -243,7 +243,9 @@ def one_base(bases: Mapping[str, Any], default: float) -> float:
   there = {key: float(value) for key, value in bases.items() if value}
   if len(set(there.values())) > 1:
     shown = " and ".join(f"{key}={value:g}" for key, value in there.items())
-    raise hf_mappings.Unknown(f"{shown}: transformers 4 and 5 read different ones. Remove the wrong ones.")
+    raise hf_mappings.Unknown(
+      f"{shown}: the values differ, and transformers 4 and 5 read different keys. Remove the keys with the wrong value."
+    )
   return next(iter(there.values()), default)
 
 
@@ -263,7 +265,7 @@ def _write_llama(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["embed_dim"] % fields["num_heads"]:
     raise hf_mappings.Unknown(
       f"config.model.embed_dim={fields['embed_dim']}: transformers requires a multiple of "
-      f"num_heads={fields['num_heads']}"
+      f"config.model.num_heads={fields['num_heads']}"
     )
   return {
     "num_key_value_heads": fields["num_kv_heads"] or fields["num_heads"],
@@ -320,7 +322,7 @@ LLAMA = hf_mappings.Family(
 def _read_mistral(settings: hf_mappings.Settings) -> dict[str, Any]:
   window = settings.get("sliding_window", 4096)
   if window == 1:
-    raise hf_mappings.Unknown("sliding_window=1: t2t's smallest window includes a second position")
+    raise hf_mappings.Unknown("sliding_window=1: t2t supports only windows of at least 2 positions")
   # Hugging Face's window includes the position itself.
   return _read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
 

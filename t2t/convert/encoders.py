@@ -129,7 +129,9 @@ def _read_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_bert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["segment_types"]:
-    raise hf_mappings.Unknown("config.model.segment_types=0: transformers needs at least 1. Set it to 1.")
+    raise hf_mappings.Unknown(
+      "config.model.segment_types=0: transformers needs at least 1. Set config.model.segment_types=1."
+    )
   return {
     "hidden_act": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "attention_probs_dropout_prob": fields["dropout_rate"],
@@ -186,7 +188,9 @@ def _read_roberta(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_roberta(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["position_offset"]:
-    raise hf_mappings.Unknown("config.model.position_offset=0: RoBERTa's positions start after its padding id")
+    raise hf_mappings.Unknown(
+      "config.model.position_offset=0: RoBERTa's positions start after the padding id, so transformers needs at least 1"
+    )
   rows = fields["max_length"] + fields["position_offset"]
   return _write_bert(fields) | {"max_position_embeddings": rows, "pad_token_id": fields["position_offset"] - 1}
 
@@ -241,7 +245,7 @@ XLM_ROBERTA = dataclasses.replace(
 
 def _write_albert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["embedding_dim"]:
-    raise hf_mappings.Unknown("config.model.embedding_dim=0: ALBERT needs an embedding width")
+    raise hf_mappings.Unknown("config.model.embedding_dim=0: ALBERT needs an embedding width of at least 1")
   return _write_bert(fields)
 
 

@@ -117,15 +117,17 @@ class _MsgpackReader:
     return self.value(0)
 
   def _wrong(self, problem: str) -> UserError:
-    return UserError(f"{self.path}: is not a Flax checkpoint: {problem} at byte {self.at:,}. Download it again.")
+    return UserError(
+      f"{self.path} is not a valid Flax checkpoint: found {problem} at byte {self.at:,}. Download the file again."
+    )
 
   def _skip(self, count: int) -> int:
     """Skips some bytes and returns their start."""
     start, end = self.at, self.at + count
     if end > len(self.buffer):
       raise UserError(
-        f"{self.path}: is truncated: at byte {start:,} {count:,} bytes should follow, but the file has only"
-        f" {len(self.buffer):,}. Copy it again."
+        f"{self.path} is truncated: the value at byte {start:,} needs {count:,} bytes, but the file ends at byte"
+        f" {len(self.buffer):,}. Copy the file again."
       )
     self.at = end
     return start
@@ -157,12 +159,12 @@ class _MsgpackReader:
     if first in _SIZED:
       kind, form = _SIZED[first]
       return kind, self._number(form)
-    raise self._wrong(f"{first:#x}, not the first byte of a msgpack value,")
+    raise self._wrong(f"the invalid type {first:#x} of a value")
 
   def value(self, depth: int) -> Tree:
     """Reads the next value."""
     if depth > _DEPTH:
-      raise self._wrong(f"dicts nested {depth} deep,")
+      raise self._wrong(f"more than {_DEPTH} nested dicts or lists")
     self._left -= 1
     if self._left < 0:
       raise self._wrong(f"more than {_MOST_VALUES:,} values")
@@ -170,7 +172,7 @@ class _MsgpackReader:
     if kind == "constant":
       return size
     if kind in ("text", "bytes") and size > _MOST_TEXT:
-      raise self._wrong(f"a value of {size:,} bytes that is not an array")
+      raise self._wrong(f"a text or byte string of {size:,} bytes, more than the limit of {_MOST_TEXT:,},")
     if kind == "text":
       return self._bytes(size).decode(errors="replace")
     if kind == "bytes":
@@ -186,7 +188,7 @@ class _MsgpackReader:
     for _ in range(size):
       key = self._key(depth)
       if key in entries:  # ambiguous
-        raise self._wrong(f"the name {key[:40]!r} twice in a dict")
+        raise self._wrong(f"the second value of the key {key[:40]!r} in a dict")
       entries[key] = self.value(depth)
     return entries
 
@@ -214,14 +216,14 @@ class _MsgpackReader:
       _DTYPE.fullmatch(str(name)) and isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     )
     if content != ("list", 3) or kind not in ("bytes", "text") or not known:
-      raise self._wrong(f"an array of shape {shape!r} and dtype {name!r}")
+      raise self._wrong(f"an array with an invalid header (shape {shape!r}, dtype {name!r})")
     try:
       dtype = jnp.dtype(name)
     except TypeError as error:  # for example float33
-      raise self._wrong(f"an array of dtype {name!r}") from error
+      raise self._wrong(f"an array with the unknown dtype {name!r}") from error
     offset, self.at = self._skip(length), start + size
-    if math.prod(shape) * dtype.itemsize != length:
-      raise self._wrong(f"an array {shape} of {name} in {length:,} bytes")
+    if (needed := math.prod(shape) * dtype.itemsize) != length:
+      raise self._wrong(f"{length:,} instead of {needed:,} bytes for an array {shape} of {name}")
     return MsgpackArray(tuple(shape), dtype, ((offset, math.prod(shape)),), self.buffer)
 
   def _unchunked(self, tree: Mapping[str, Tree]) -> Tree:
@@ -232,8 +234,9 @@ class _MsgpackReader:
       for key in ("shape", "chunks")
     )
     if not all(type(size) is int and size >= 0 for size in shape):
-      raise self._wrong(f"a chunked array of shape {str(shape)[:40]}")
+      raise self._wrong(f"a chunked array of the invalid shape {str(shape)[:40]}")
     pieces = tuple(piece for chunk in chunks if isinstance(chunk, MsgpackArray) for piece in chunk.pieces)
-    if not pieces or sum(count for _, count in pieces) != math.prod(shape):
-      raise self._wrong(f"an array {shape} in chunks of {[count for _, count in pieces]} numbers")
+    stored = sum(count for _, count in pieces)
+    if not pieces or stored != math.prod(shape):
+      raise self._wrong(f"chunks with {stored:,} instead of {math.prod(shape):,} numbers for an array {shape}")
     return MsgpackArray(tuple(shape), chunks[0].dtype, pieces, self.buffer)

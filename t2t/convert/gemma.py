@@ -34,9 +34,8 @@ def _read_gemma(settings: hf_mappings.Settings) -> dict[str, Any]:
   activations = [hf_mappings.look_up(_ACTIVATIONS, key, name) for key, name in named.items()]
   if len(set(activations)) > 1:
     raise hf_mappings.Unknown(
-      f"hidden_act={named['hidden_act']!r} and hidden_activation={named['hidden_activation']!r}: transformers reads "
-      "only the"
-      " first. Remove the wrong one."
+      f"hidden_act={named['hidden_act']!r} and hidden_activation={named['hidden_activation']!r}: the values "
+      "differ, and transformers reads only hidden_act. Remove the key with the wrong value."
     )
   activation = next(iter(activations), "gated_gelu")
   return _read_shape(settings, activation) | {"rotary_base": decoders.rotary_base(settings)}
@@ -96,7 +95,7 @@ def _read_windows(settings: hf_mappings.Settings, every: int) -> dict[str, int]:
   if not window or len(sees_all) == number:
     return {"attention_window": 0}
   if window == 1:
-    raise hf_mappings.Unknown("sliding_window=1: t2t's smallest window includes a second position")
+    raise hf_mappings.Unknown("sliding_window=1: t2t supports only windows of at least 2 positions")
   # Hugging Face's window includes the position itself.
   windows = {"attention_window": window - 1}
   if not sees_all:
@@ -162,7 +161,7 @@ def _write_common(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["embed_dim"] % fields["num_heads"]:
     raise hf_mappings.Unknown(
       f"config.model.embed_dim={fields['embed_dim']}: transformers requires a multiple of "
-      f"num_heads={fields['num_heads']}"
+      f"config.model.num_heads={fields['num_heads']}"
     )
   activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
   shape = _write_shape(fields) | {"hidden_activation": activation, "rope_theta": fields["rotary_base"]}

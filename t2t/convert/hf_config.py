@@ -27,17 +27,16 @@ _SHOWN = 4  # differences in a message
 
 # Families that t2t's model cannot represent.
 _NOT_READ = {
-  "gemma3": "includes an image model; t2t reads only text models, Gemma3ForCausalLM with gemma3_text",
+  "gemma3": (
+    "the model includes an image model, but t2t reads only text models. Give a Gemma3ForCausalLM with "
+    "model_type=gemma3_text."
+  ),
   "t5gemma": (
-    "its encoder and decoder have separate widths, layers, windows and soft-caps, but t2t's model has one value for "
-    "both;"
-    " and its encoder's window is asymmetric, one position wider to the right"
+    "t2t does not support T5Gemma. The encoder and the decoder of T5Gemma have separate widths, layers, windows and "
+    "soft-caps, but t2t's stacks have the same. The window of the encoder is one position wider to the right."
   ),
-  "t5gemma2": "includes an image model, and its decoder merges self-attention and cross-attention; t2t's has two",
-  "mbart": (
-    "its norms precede the branches, and an embedding norm precedes the first of them; t2t's model supports only "
-    "one of the two"
-  ),
+  "t5gemma2": "t2t does not support T5Gemma 2, which has an image model, and merges self-attention and cross-attention",
+  "mbart": "t2t does not support mBART, which combines norms before the branches with a norm of the embeddings",
 }
 
 # Keys of any family that affect neither shapes nor values.
@@ -122,9 +121,10 @@ def _check_number(key: str, value: Any, ours: str) -> None:
     return
   if isinstance(value, bool) or not isinstance(value, (int, float)) or (_TYPES[ours] is int and type(value) is not int):
     kind = "whole number" if _TYPES[ours] is int else "number"
-    raise hf_mappings.Unknown(f"{key}={str(value)[:40]!r}: is not a {kind}")
-  if not -_LARGEST <= value <= _LARGEST or (ours.endswith("_layers") and value > _MOST_LAYERS):
-    raise hf_mappings.Unknown(f"{key}={str(value)[:40]}: is too large")
+    raise hf_mappings.Unknown(f"{key}={str(value)[:40]!r} is not a {kind}")
+  most = _MOST_LAYERS if ours.endswith("_layers") else _LARGEST
+  if not -_LARGEST <= value <= most:
+    raise hf_mappings.Unknown(f"{key}={str(value)[:40]} is out of range; the largest supported value is {most:,}")
 
 
 def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def family_of(model: TransformerConfig, where: str) -> Family:
 
 def _none_of_theirs(where: str, reasons: Mapping[str, str]) -> UserError:
   lines = [f"  {model_type}: {reason}" for reason, model_type in reasons.items()]
-  return UserError("\n".join([f"{where}: no model of transformers that t2t writes matches it:", *lines]))
+  return UserError("\n".join([f"{where}: no model of transformers that t2t writes matches this model:", *lines]))
 
 
 class Written(NamedTuple):

@@ -48,8 +48,10 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
   """
   names = [head.name for head in model.heads]
   if chosen not in ("", VOCABULARY, *names):
-    there = ", ".join(names) or "no named heads"
-    raise hf_mappings.Unknown(f"the model has no head {chosen!r}, only {there}{did_you_mean(chosen, names)}")
+    there = ", ".join(names) or "none"
+    raise hf_mappings.Unknown(
+      f"the model has no head {chosen!r}. The model's heads: {there}{did_you_mean(chosen, names)}"
+    )
   first = [head for head in model.heads if _pretrains(family, model, head)]
   other_heads = [head for head in model.heads if head not in first]
   if chosen in names:
@@ -60,12 +62,15 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
     heads = [] if chosen else other_heads or first
   if len(heads) > 1:
     raise hf_mappings.Unknown(
-      f"config.model.heads: {', '.join(head.name for head in heads)}: transformers supports one. Select it with "
-      "--head NAME."
+      f"config.model.heads has {', '.join(head.name for head in heads)}, but a class of transformers has only one "
+      "head. Select a head with --head NAME."
     )
   keeps = model.vocabulary_head and all(head in first for head in heads)
   if chosen == VOCABULARY and not model.vocabulary_head:
-    raise hf_mappings.Unknown("config.model.vocabulary_head=False: there is no head over the vocabulary")
+    raise hf_mappings.Unknown(
+      "config.model.vocabulary_head=False: the model has no head over the vocabulary. Give another head, or leave "
+      "out --head."
+    )
   reduced_model = dataclasses.replace(model, heads=tuple(heads), vocabulary_head=keeps)
   if class_of(family, reduced_model)[0]:
     return reduced_model
@@ -73,17 +78,18 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
     raise hf_mappings.Unknown("config.model.vocabulary_head=False: transformers has no class without a head")
   if heads[0].kind == "vector":
     raise hf_mappings.Unknown(
-      f"config.model.heads: {heads[0].name}: vectors come from the model without a head. Leave out --head."
+      f"config.model.heads: {heads[0].name} is a vector head, and vectors come from the model without a head. Leave "
+      "out --head."
     )
   raise hf_mappings.Unknown(
-    f"config.model.heads: {heads[0].name}: t2t writes no transformers class with a {heads[0].kind} "
-    f"head{leaves_out(model)}"
+    f"config.model.heads: t2t writes no transformers class with a {heads[0].kind} head, such as {heads[0].name}"
+    f"{leaves_out(model)}"
   )
 
 
 def leaves_out(model: TransformerConfig) -> str:
   """Returns the end of a message about an unsupported head."""
-  return f"; --head {VOCABULARY} writes the rest" if model.vocabulary_head else ""
+  return f". Give --head {VOCABULARY} to write the rest of the model." if model.vocabulary_head else ""
 
 
 def _pretrains(family: Family, model: TransformerConfig, head: HeadConfig) -> bool:
@@ -159,7 +165,8 @@ def _kind(settings: Settings, number: int) -> str:
     return "score"
   if problem != "single_label_classification":
     raise hf_mappings.Unknown(
-      f"problem_type={problem!r} with {number} labels: t2t supports single-label classes, or one number"
+      f"problem_type={problem!r} with {number} labels: t2t supports only single-label classification, "
+      "or regression of one number"
     )
   return "class"
 
@@ -177,7 +184,7 @@ def renamed(foreign: Foreign, name: str) -> Foreign:
   if len(foreign.model.heads) != 1:
     there = ", ".join(head.name for head in foreign.model.heads) or "none"
     raise UserError(
-      f"--head {name}: needs a checkpoint with one named head, but {foreign.path} has: {there}. Leave it out."
+      f"--head {name} needs a checkpoint with one named head, but {foreign.path} has {there}. Leave out --head."
     )
   (head,) = foreign.model.heads
   model = dataclasses.replace(foreign.model, heads=(dataclasses.replace(head, name=name),))
@@ -222,10 +229,8 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
   different = [f"{key}={mine[key]!r} (transformers {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
   if different:
     if theirs["reads"] == "first" and mine["reads"] == "mean":
-      hint += (
-        "; heads use the first token if the vocabulary has [CLS]: train one by `t2t vocab train --type wordpiece`,"
-        " and train the model with it"
-      )
+      hint = f"{hint or '.'} Heads read the first token if the vocabulary has [CLS]. Train such a vocabulary with"
+      hint += " `t2t vocab train --type wordpiece`, and train the model with this vocabulary."
     raise hf_mappings.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
   dropouts = [(variant.drops_inputs, _rate(variant, model)) for variant in (again, head)]
   if dropouts[0] != dropouts[1]:

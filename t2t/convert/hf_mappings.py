@@ -124,7 +124,7 @@ class Unknown(Exception):
 def look_up(table: Mapping[str, str], key: str, value: str) -> str:
   """Returns t2t's name of the transformers `value` for `key`."""
   if value not in table:
-    raise Unknown(f"{key}={value!r}: t2t supports {', '.join(table)}")
+    raise Unknown(f"{key}={value!r}: t2t supports only {', '.join(table)}")
   return table[value]
 
 
@@ -133,7 +133,7 @@ def name_of(table: Mapping[str, str], field: str, value: str) -> str:
   for theirs, ours in table.items():
     if ours == value:
       return theirs
-  raise Unknown(f"config.model.{field}={value!r}: transformers supports {', '.join(sorted(set(table.values())))}")
+  raise Unknown(f"config.model.{field}={value!r}: transformers supports only {', '.join(sorted(set(table.values())))}")
 
 
 # ---- T5, mT5, ByT5, Flan-T5, UL2 -------------------------------------------------------------------------------------
@@ -212,7 +212,9 @@ def _read_t5(settings: Settings) -> dict[str, Any]:
 
 def _write_t5(fields: Settings) -> dict[str, Any]:
   if fields["tied_logits"] and fields["init_scale"]:
-    raise Unknown(f"config.model.init_scale={fields['init_scale']}: T5 scales tied logits, this model does not")
+    raise Unknown(
+      f"config.model.init_scale={fields['init_scale']}: transformers scales tied logits of T5, but this model does not"
+    )
   if fields["mlp_activation"] == "gated_gelu_exact":  # feed_forward_proj cannot express it
     activation = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}
   else:

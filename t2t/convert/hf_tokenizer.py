@@ -91,8 +91,8 @@ def longest_in(folder: epath.Path) -> int:
 
 
 _BY_JSON = (
-  "to tokenize as transformers does, t2t needs a tokenizer.json: write it by"
-  " AutoTokenizer.from_pretrained(...).save_pretrained(...), and give it with --vocabulary"
+  "to tokenize as transformers does, t2t needs a tokenizer.json: write this file by"
+  " AutoTokenizer.from_pretrained(...).save_pretrained(...), and give the file with --vocabulary"
 )
 
 
@@ -100,8 +100,8 @@ def _extra_ids(tokenizer_settings: Mapping[str, Any], path: epath.Path, usual: i
   extra_ids = tokenizer_settings.get("extra_ids", usual)
   if type(extra_ids) is not int or not 0 <= extra_ids <= _MOST_EXTRA_IDS:
     raise UserError(
-      f"{path}: extra_ids={str(extra_ids)[:40]!r} is not a number of sentinels. Set it, for example to "
-      f"{_BYT5_EXTRA_IDS}."
+      f"{path}: extra_ids={str(extra_ids)[:40]!r} is not a valid number of sentinels. Set a number, for "
+      f"example {_BYT5_EXTRA_IDS}."
     )
   return extra_ids
 
@@ -116,7 +116,7 @@ def _num_listed(tokenizer_settings: Mapping[str, Any], path: epath.Path) -> int:
     for key in ("additional_special_tokens", "extra_special_tokens"):
       listed |= {str(token) for token in tokenizer_settings.get(key) or []}
   except (TypeError, AttributeError, LookupError) as error:
-    raise UserError(f"{path}: its added tokens have an unknown format ({error!r}). Copy the file again.") from error
+    raise UserError(f"{path}: the added tokens have an unknown format ({error!r}). Copy the file again.") from error
   return sum(vocabulary_files.SENTINEL.fullmatch(token) is not None for token in listed)
 
 
@@ -127,13 +127,13 @@ def _ids(path: epath.Path) -> dict[str, int]:
     raise
   except Exception as error:  # each library raises another class
     if path.suffix == ".model":
-      raise UserError(f"{path}: is not a SentencePiece model ({error}). Download it again.") from error
+      raise UserError(f"{path} is not a SentencePiece model ({error}). Download the file again.") from error
     if path.name == "tokenizer.json":
       raise UserError(
-        f"{path}: tokenizers {tokenizers.__version__} cannot read it: {error}. Download it again, or upgrade "
-        "tokenizers."
+        f"{path}: tokenizers {tokenizers.__version__} cannot read this file: {error}. Download the file again, or "
+        "upgrade tokenizers."
       ) from error
-    raise UserError(f"{path}: is not valid {path.suffix[1:].upper()} ({error}). Download it again.") from error
+    raise UserError(f"{path} is not valid {path.suffix[1:].upper()} ({error}). Download the file again.") from error
 
 
 def check(vocabulary: HfVocabulary, rows: int, named: epath.Path) -> list[str]:
@@ -147,18 +147,19 @@ def check(vocabulary: HfVocabulary, rows: int, named: epath.Path) -> list[str]:
       f"the ids of {vocabulary_files.SHIFTED} differ from the model's, which has XLM-R's four own ids first: {_BY_JSON}"
     ]
   if not vocabulary.spec:
-    return ["there is no vocabulary beside it: give the one that it was trained with by --vocabulary"]
+    return ["there is no vocabulary beside the model: give the vocabulary of its training with --vocabulary"]
   if vocabulary.size > rows:
     raise UserError(
-      f"{named}: its tokenizer has more ids than its embedding has rows: {vocabulary.size:,} ids "
-      f"({vocabulary.extra_ids} sentinels"
-      f" included) in {vocabulary.spec}, {rows:,} rows. Give the matching one with --vocabulary."
+      f"{named}: the tokenizer {vocabulary.spec} has {vocabulary.size:,} ids ({vocabulary.extra_ids} sentinels "
+      f"included), but the embedding has only {rows:,} rows. Give the matching vocabulary with --vocabulary."
     )
   text = f"vocabulary: {vocabulary.size:,} ids ({vocabulary.extra_ids} sentinels included), {rows:,} rows"
   padding = rows - vocabulary.size
   notes = [f"{text}: the last {padding:,} rows are padding, and are kept" if padding else text]
   if vocabulary.keeps_case:
-    notes.append(f"{vocabulary.spec} has no capitals, and only their AlbertTokenizer lower-cases text: {_BY_JSON}")
+    notes.append(
+      f"{vocabulary.spec} has no capitals, and only AlbertTokenizer of transformers lower-cases text: {_BY_JSON}"
+    )
   return notes
 
 

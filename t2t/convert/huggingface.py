@@ -130,11 +130,11 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   named = epath.Path(f"{where}{folder}")
   if not folder.is_dir() and _is_weights(folder):
     if folder.name.endswith(".safetensors"):
-      raise UserError(f"{named}: is a file. Give its folder, which must contain config.json.")
+      raise UserError(f"{named} is a file. Give the folder of this file, which must contain config.json.")
     raise _pickled(named, folder.parent, folder.name)
   if not (folder / _CONFIG).exists():
     raise UserError(
-      f"{named}: contains no config.json. Give the folder that `save_pretrained` wrote, or a download of it."
+      f"{named} contains no config.json. Give a folder that `save_pretrained` wrote, or a complete download."
     )
   settings = safe_read.read_json(folder / _CONFIG)
   _check_types(settings, f"{named}/{_CONFIG}")
@@ -213,14 +213,16 @@ def _check_types(settings: Settings, where: str) -> None:
   classes, positions = settings.get("architectures") or [], settings.get("n_positions") or 0
   if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
     raise UserError(
-      f"{where}: architectures={str(classes)[:40]}: is not a list of class names. Download the file again."
+      f"{where}: architectures={str(classes)[:40]} is not a list of class names. Download the file again."
     )
   if type(positions) is not int or positions < 0:
     raise UserError(
-      f"{where}: n_positions={str(positions)[:40]!r}: is not a number of positions. Download the file again."
+      f"{where}: n_positions={str(positions)[:40]!r} is not a number of positions. Download the file again."
     )
   if not isinstance(settings.get("model_type", ""), str):
-    raise UserError(f"{where}: model_type={str(settings['model_type'])[:40]}: is not a name. Give one, for example t5.")
+    raise UserError(
+      f"{where}: model_type={str(settings['model_type'])[:40]} is not a name. Set model_type to a name, for example t5."
+    )
 
 
 def _entries(folder: epath.Path, named: epath.Path) -> dict[str, TensorEntry]:
@@ -233,25 +235,26 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, TensorEntry]:
   if index.exists():
     weight_map = safe_read.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-      raise UserError(f"{named}: {_INDEX}: has no weight_map with the file of each tensor. Download it again.")
+      raise UserError(f"{named}: {_INDEX} has no 'weight_map' with the file of each tensor. Download {_INDEX} again.")
     files = sorted({*map(str, weight_map.values())})
     outside = [name for name in files if not vocabulary_files.is_own(name)]
     if outside:
       raise UserError(
-        f"{named}: {_INDEX} refers to {outside[0]!r}, which is not a file of this folder. Download it again."
+        f"{named}: {_INDEX} refers to {outside[0]!r}, which is not a file of this folder. Download {_INDEX} again."
       )
     absent = [name for name in files if not (folder / name).exists()]
     if absent:
       raise UserError(
-        f"{named}: {_INDEX} refers to {len(files)} files, but these are missing: {', '.join(absent)}. Download them."
+        f"{named}: {_INDEX} refers to {len(files)} files, but {len(absent)} of them are missing: {', '.join(absent)}. "
+        "Download the missing files."
       )
     shards = [safetensors.read_header(folder / file) for file in files]
     tensor_entries = _merged((pair for shard in shards for pair in shard.items()), named)
     lost = sorted(set(weight_map) - set(tensor_entries))
     if lost:
       raise UserError(
-        f"{named}: {_INDEX} refers to {lost[0]} in {weight_map[lost[0]]}, which does not contain it. Download both "
-        "again."
+        f"{named}: {_INDEX} refers to {lost[0]}, but {weight_map[lost[0]]} does not contain this tensor. Download "
+        f"{_INDEX} and {weight_map[lost[0]]} again."
       )
     if single.exists() and _WEIGHTS not in files:
       _check_same_weights(tensor_entries, safetensors.read_header(single), named)
@@ -261,7 +264,7 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, TensorEntry]:
   pickles = _pickles(folder)
   if pickles:
     raise _pickled(named, folder, pickles[0].name)
-  raise UserError(f"{named}: contains no weights; looked for {_WEIGHTS} and {_INDEX}. Download them.")
+  raise UserError(f"{named} contains neither {_WEIGHTS} nor {_INDEX}. Download the weights.")
 
 
 def _merged(pairs: Iterable[tuple[str, TensorEntry]], named: epath.Path) -> dict[str, TensorEntry]:
@@ -276,7 +279,7 @@ def _merged(pairs: Iterable[tuple[str, TensorEntry]], named: epath.Path) -> dict
     if not _same(previous, entry):
       sides = [f"{duplicate.name} of {duplicate.path.name}" for duplicate in (previous, entry)]
       raise UserError(
-        f"{named}: two different tensors have the name {name}: {sides[0]} and {sides[1]}. Remove the wrong one."
+        f"{named}: two different tensors have the name {name}: {sides[0]} and {sides[1]}. Remove the wrong tensor."
       )
   return merged
 
@@ -293,7 +296,7 @@ def _check_same_weights(
   different = different or [name for name in shards if not _same(shards[name], single[name])]
   if different:
     raise UserError(
-      f"{named}: {_WEIGHTS} and the files of {_INDEX} differ in {different[0]}; transformers reads only {_WEIGHTS}."
+      f"{named}: {_WEIGHTS} and the files of {_INDEX} differ in {different[0]}. transformers reads only {_WEIGHTS}."
       " Remove the outdated files."
     )
 
@@ -302,16 +305,18 @@ def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
   if fnmatch.fnmatch(name, _PICKLES[0]):
     # transformers 4 would drop one of two tied tensors; this command keeps every tensor.
     return UserError(
-      f"{named}: its weights are pickled ({name}). Loading a pickle may run code in it, so t2t does not."
-      " With torch and safetensors installed, this command converts it to safetensors without running code:\n"
+      f"{named}: the weights are pickled ({name}). Loading a pickle may run code in the pickle, so t2t does not load"
+      " pickles. With torch and safetensors installed, this command converts the weights to safetensors without running"
+      " code:\n"
       '  python -c "import pathlib, torch, safetensors.torch as s; w = {}; '
       f"f = pathlib.Path('{folder}'); "
       f"[w.update(torch.load(p, map_location='cpu', weights_only=True)) for p in sorted(f.glob('{_PICKLES[0]}'))]; "
       f"s.save_file({{k: v.clone().contiguous() for k, v in w.items()}}, f / '{_WEIGHTS}', {{'format': 'pt'}})\""
     )
   return UserError(
-    f"{named}: its weights are pickled ({name}). Loading a pickle runs any code in it, so t2t does"
-    " not. With torch and transformers installed, and if you trust the file, this command converts it to safetensors:\n"
+    f"{named}: the weights are pickled ({name}). Loading a pickle runs any code in the pickle, so t2t does not load"
+    " pickles. With torch and transformers installed, and if you trust the file, this command converts the weights to"
+    " safetensors:\n"
     '  python -c "import transformers as t; p = t.PretrainedConfig.get_config_dict; '
     f"m = getattr(t, p('{folder}')[0]['architectures'][0]).from_pretrained('{folder}'); "
     f"m.save_pretrained('{folder}', safe_serialization=True)\""
@@ -352,14 +357,14 @@ def _without_unread(
   read = family.tasks[class_name].names if class_name in family.tasks else {}
   unread = [name for name in family.unread if name in entries and name not in read]
   if unread:
-    notes.append(f"left out, because neither hidden states nor logits depend on it: {', '.join(unread)}")
+    notes.append(f"left out, because neither hidden states nor logits depend on these tensors: {', '.join(unread)}")
   return {name: entry for name, entry in entries.items() if name not in unread}
 
 
 def _without_zeros(family: Family, entries: dict[str, TensorEntry], named: epath.Path) -> dict[str, TensorEntry]:
   for name in family.zeros:
     if name in entries and np.any(entries[name].read()):
-      raise UserError(f"{named}: {name} is not zero: t2t's model does not support a bias of these logits")
+      raise UserError(f"{named}: {name} is not zero, but t2t's model does not support this bias of the logits")
   return {name: entry for name, entry in entries.items() if name not in family.zeros}
 
 
@@ -401,13 +406,13 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Te
   if family.shares_head:
     raise hf_mappings.Unknown(
       f"the logits are tied to the embedding and scaled, but {head} differs from {table.name}."
-      f" transformers 5 multiplies it with scaled hidden states, transformers 4 ignores it; t2t's model scales"
-      " only tied logits. If the head was trained without the scale (as in T5 1.1), set"
-      " tie_word_embeddings to false and remove scale_decoder_outputs; if it is unused, remove it from the file."
+      f" transformers 5 uses both tensors, and transformers 4 only the embedding; t2t's model scales only tied logits."
+      f" If {head} was trained without the scale (as in T5 1.1), set tie_word_embeddings to false and remove"
+      f" scale_decoder_outputs. If {head} is unused, remove {head} from the file."
     )
   notes.append(
-    f"config.json ties the logits to the embedding, but {head} is another matrix: it is kept, as in transformers 5;"
-    " transformers 4 ignores it and uses the embedding"
+    f"config.json ties the logits to the embedding, but {head} is another matrix: {head} is kept, as in transformers"
+    f" 5; transformers 4 ignores {head} and uses the embedding"
   )
   return False
 
@@ -468,14 +473,13 @@ def _without_copies(
       if not copy.endswith(".bias"):
         raise UserError(
           f"{named}: {copy} differs from {entries[original].name}{_difference(entries[copy], entries[original])}."
-          " transformers 5 keeps both, transformers 4 uses one of them for both; t2t's model has one embedding and"
-          f" cannot represent two. If {copy} is not used, delete it from {entries[copy].path.name} and"
-          " convert again."
+          " transformers 5 keeps both tensors, and transformers 4 uses only one tensor. t2t's model has only one"
+          f" embedding. If {copy} is not used, delete {copy} from {entries[copy].path.name} and convert again."
         )
       if is_tied:
         raise UserError(
-          f"{named}: {copy} and {original} differ, but are one tensor if logits are tied; transformers 5 reads"
-          f" {copy}, transformers 4 reads {copy if family.reads_bias_copy else original}. Remove the wrong one."
+          f"{named}: {copy} and {original} differ, but must be equal if logits are tied. transformers 5 reads"
+          f" {copy}, and transformers 4 reads {copy if family.reads_bias_copy else original}. Remove the wrong tensor."
         )
       # With untied logits transformers 5 unties their bias, too, and trains only the copy.
       entries[original] = entries[copy]
@@ -586,14 +590,14 @@ def save(
     UserError: transformers has no such model, the checkpoint lacks parameters, `out` is not empty, or the disk is full.
   """
   if dtype not in _DTYPES:
-    raise UserError(f"--dtype {dtype}: unknown. Give one of: {', '.join(_DTYPES)}")
+    raise UserError(f"--dtype {dtype}: unknown dtype. Known values: {', '.join(_DTYPES)}")
   target = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
   files, moved = hf_tokenizer.files(foreign, target.family), []
   padding = files.ids.get("pad_token_id")
   if padding is not None and target.settings.get("pad_token_id", padding) != padding:
     moved = [
       f"positions start after the padding id, which is {padding} in this vocabulary and"
-      f" {target.settings['pad_token_id']} in RoBERTa's: their rows were moved accordingly, with the same logits"
+      f" {target.settings['pad_token_id']} in RoBERTa's: the rows of positions were moved, with the same logits"
     ]
     foreign = _counted_from(foreign, padding + 1)
     target = settings_lib.written_as(foreign.model, str(foreign.path), head=head)

@@ -94,8 +94,8 @@ def check_finite(value: np.ndarray, where: str) -> None:
     bad = ~np.isfinite(value)
   if bad.any():
     raise UserError(
-      f"{where}: {np.count_nonzero(bad):,} of its {value.size:,} numbers are NaN or infinite, the first at"
-      f" {np.argwhere(bad)[0].tolist()}. Give an earlier checkpoint, or download it again."
+      f"{where}: {np.count_nonzero(bad):,} of {value.size:,} numbers are NaN or infinite, the first at index"
+      f" {np.argwhere(bad)[0].tolist()}. Give an earlier checkpoint, or download the file again."
     )
 
 
@@ -142,7 +142,7 @@ def compare(
     left = len(differences) - _SHOWN
     shown = "\n".join(differences[:_SHOWN] + ([f"  and {left} more"] if left > 0 else []))
     end = f"\n{hint}" if hint else ""
-    raise UserError(f"{where}: its tensors do not match its config:\n{shown}{end}")
+    raise UserError(f"{where}: the tensors do not match the config:\n{shown}{end}")
 
 
 def check(foreign: Foreign) -> None:

@@ -50,8 +50,8 @@ def _global_every(settings: hf_mappings.Settings) -> int:
     raise hf_mappings.Unknown(f"layer_types={types}: t2t supports full attention only in layers 0, n, 2n, ...")
   if interval is not None and sees_all != [i % interval == 0 for i in range(len(types))]:
     raise hf_mappings.Unknown(
-      f"layer_types={types} and global_attn_every_n_layers={interval}: transformers 5 reads the first, 4 the second."
-      " Remove the wrong one."
+      f"layer_types={types} and global_attn_every_n_layers={interval}: the values differ. transformers 5 reads"
+      " layer_types, and transformers 4 reads global_attn_every_n_layers. Remove the wrong key."
     )
   return every
 
@@ -65,9 +65,8 @@ def rotary_base(settings: hf_mappings.Settings, kind: str, key: str, default: fl
   rope_parameters = settings.get("rope_parameters") or {}
   if any(not isinstance(value, Mapping) for value in rope_parameters.values()):
     raise hf_mappings.Unknown(
-      f"rope_parameters={rope_parameters}: has no entry for each kind of layer. Add them, as transformers 5 writes "
-      "them;"
-      f" transformers 4 reads {key}."
+      f"rope_parameters={rope_parameters} must have an entry for each kind of layer. Add these entries, as "
+      f"transformers 5 writes them, or replace rope_parameters by {key}."
     )
   parameters = rope_parameters.get(kind) or {}
   if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
@@ -82,7 +81,8 @@ def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
   activation, every = settings.get("hidden_activation", "gelu"), _global_every(settings)
   if settings.get("classifier_activation", "gelu") != activation:
     raise hf_mappings.Unknown(
-      f"classifier_activation={settings['classifier_activation']!r}: t2t supports only hidden_activation={activation!r}"
+      f"classifier_activation={settings['classifier_activation']!r}: t2t supports only the value of "
+      f"hidden_activation, {activation!r}"
     )
   global_base = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
   local = rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
@@ -98,7 +98,9 @@ def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
 
 def _write_modern_bert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["attention_window"] and not fields["global_attention_every"]:
-    raise hf_mappings.Unknown("config.model.global_attention_every=0: ModernBERT's first layer has global attention")
+    raise hf_mappings.Unknown(
+      "config.model.global_attention_every=0: ModernBERT needs at least 1, because the first layer has global attention"
+    )
   activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
   return {
     "hidden_activation": activation,

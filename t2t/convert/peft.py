@@ -109,10 +109,10 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> PeftAdapter:
   if not (folder / WEIGHTS).exists():
     if (folder / _PICKLE).exists():
       raise UserError(
-        f"{folder}: its weights are pickled ({_PICKLE}). Loading a pickle runs any code in it, so t2t does not."
-        " Save it again with save_pretrained of a newer PEFT, which writes safetensors."
+        f"{folder}: the weights are pickled ({_PICKLE}). Loading a pickle runs any code in the pickle, so t2t does not"
+        " load pickles. Save the adapter again with save_pretrained of a newer PEFT, which writes safetensors."
       )
-    raise UserError(f"{folder}: contains no weights; looked for {WEIGHTS}. Download them.")
+    raise UserError(f"{folder} contains no {WEIGHTS}. Download this file.")
   entries = safetensors.read_header(folder / WEIGHTS)
   family = settings_lib.family_of(base.model, str(base.path))
   is_front = kind.section in peft_prompts.SECTIONS
@@ -122,9 +122,8 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> PeftAdapter:
   wanted = peft_config.TASK_OF[model.architecture]
   if task_type is not None and not model.heads and task_type != wanted:
     raise UserError(
-      f"{where}: task_type={task_type!r}: does not fit {base.path}, which is {model.architecture.replace('_', '-')}: "
-      "its task type is"
-      f" {wanted or 'left out'}. Give another --base."
+      f"{where}: task_type={task_type!r} does not fit the base {base.path}. The task_type of "
+      f"{model.architecture.replace('_', '-')} models is {wanted or 'null'}. Give another --base."
     )
   fields = kind.fields(settings, where)
   if is_front:
@@ -153,7 +152,7 @@ def _with_head(
   """Returns the base with the head of the trained class, or without heads."""
   if not kinds:
     if name:
-      raise UserError(f"--head {name}: {where} has no task with a head. Leave it out.")
+      raise UserError(f"--head {name}: {where} has no task with a head. Leave out --head.")
     return dataclasses.replace(base, heads=())
   base_head = next((head for head in base.heads if head.kind in kinds), None)
   for class_name, task in family.tasks.items():
@@ -164,7 +163,7 @@ def _with_head(
       if matrix not in entries:
         raise UserError(
           f"{where}: neither the base nor the folder has a {' or '.join(kinds)} head (no {matrix}). Give a --base "
-          "with one."
+          "with such a head."
         )
       shape = entries[matrix].shape
       label_settings = {"num_labels": shape[0] if shape else 0}
@@ -259,7 +258,7 @@ def _tensors(
     " and a task head",
   )
   if not adapted:
-    raise UserError(f"{folder}/{WEIGHTS}: contains no adapter of a known module. Give another folder.")
+    raise UserError(f"{folder}/{WEIGHTS} contains no adapter of a known module. Give another folder.")
   _check_all_layers(folder, modules, adapted)
   readers: dict[str, dict[int | None, Callable[[], np.ndarray]]] = {}
   shapes: dict[str, tuple[int, ...]] = {}
@@ -310,7 +309,7 @@ def _check_all_layers(folder: epath.Path, modules: Mapping[str, TensorMapping], 
         candidate for candidate in adapted if paths & set(modules[candidate].ours) & set(mapping.ours)
       )
       raise UserError(
-        f"{folder}/{WEIGHTS}: adapts {adapted_module}, but not {module}; t2t adapts a matrix in all layers or none"
+        f"{folder}/{WEIGHTS} adapts {adapted_module}, but not {module}; t2t adapts a matrix in all layers or in none"
       )
 
 
@@ -366,8 +365,9 @@ def save(
   for section in adapters:
     if section not in of_section:
       raise UserError(
-        f"{where}: config.{section}: PEFT export supports only {', '.join(f'config.{name}' for name in of_section)}."
-        " Give --to hf, which writes the merged model, if it can be merged."
+        f"{where}: config.{section} cannot be exported to PEFT, only "
+        f"{', '.join(f'config.{name}' for name in of_section)}. "
+        "If the adapter can be merged, give --to hf, which writes the merged model."
       )
   ((section, config),) = adapters.items()
   kind = peft_config.KINDS[of_section[section]]
@@ -383,7 +383,9 @@ def save(
   written |= {mapping.ours[0] for mapping in heads.values()}
   left = sorted(path for path in trained if path not in written and not path.startswith("heads/"))
   if left:
-    raise UserError(f"{where}: {left[0]} was trained, too, but PEFT's format cannot store it. Give --to hf.")
+    raise UserError(
+      f"{where}: {left[0]} was trained, too, but PEFT's format cannot store this parameter. Give --to hf."
+    )
   begin = _IN_FRONT_OF_WHOLE if section in peft_prompts.SECTIONS else _IN_FRONT
   for name, mapping in heads.items():
     read = lambda mapping=mapping: mapping.theirs_of([trained[mapping.ours[0]].read()])
@@ -460,9 +462,9 @@ def _value(
   values = [np.asarray(read(trained[f"{path}/{part}"])) for path in mapping.ours if path not in missing]
   if missing or (part == "lora_down" and any(np.any(value != values[0]) for value in values[1:])):
     raise UserError(
-      f"{where}: {module} is one matrix in transformers, but "
-      f"{', '.join(path.rpartition('/')[2] for path in mapping.ours)} in t2t, each"
-      " with its own adapter, which PEFT does not support. Give --to hf, which writes the merged model."
+      f"{where}: {module} is one matrix in transformers, but separate matrices in t2t: "
+      f"{', '.join(path.rpartition('/')[2] for path in mapping.ours)}. PEFT does not support a separate adapter for"
+      " each of these matrices. Give --to hf, which writes the merged model."
     )
   return _theirs(part, mapping, values, below)
 

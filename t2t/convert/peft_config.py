@@ -48,13 +48,13 @@ def _lora(settings: Settings, where: str) -> dict[str, Any]:
   """Returns fields of `LoraConfig`, without the targets."""
   rank = _number(settings, "r", 8, where)
   if type(rank) is not int or rank < 1:
-    raise UserError(f"{where}: r={rank}: is not a whole number of at least 1")
+    raise UserError(f"{where}: r={rank} is not a whole number of at least 1")
   alpha = _number(settings, "lora_alpha", 8, where)
   if not 0 < alpha < math.inf:
-    raise UserError(f"{where}: lora_alpha={alpha}: is not a number above 0")
+    raise UserError(f"{where}: lora_alpha={alpha} is not a finite number above 0")
   dropout = _number(settings, "lora_dropout", 0.0, where)
   if not 0 <= dropout < 1:
-    raise UserError(f"{where}: lora_dropout={dropout}: is not at least 0 and below 1")
+    raise UserError(f"{where}: lora_dropout={dropout} is not a number of at least 0 and below 1")
   switches = {ours: _switch(settings, theirs, where) for theirs, ours in _SWITCHES.items()}
   return {"rank": rank, "alpha": float(alpha), "dropout": float(dropout)} | switches
 
@@ -65,14 +65,14 @@ _SWITCHES = {"use_rslora": "rslora", "use_dora": "dora"}
 def _switch(settings: Settings, key: str, where: str) -> bool:
   value = settings.get(key, False)
   if value not in (True, False, None):
-    raise UserError(f"{where}: {key}={str(value)[:40]!r}: is neither true nor false")
+    raise UserError(f"{where}: {key}={str(value)[:40]!r} is neither true nor false")
   return bool(value)
 
 
 def _number(settings: Settings, key: str, default: float, where: str) -> Any:
   value = settings.get(key, default)
   if isinstance(value, bool) or not isinstance(value, int | float):
-    raise UserError(f"{where}: {key}={str(value)[:40]!r}: is not a number")
+    raise UserError(f"{where}: {key}={str(value)[:40]!r} is not a number")
   return value
 
 
@@ -157,7 +157,7 @@ def read(folder: epath.Path) -> tuple[PeftKind, Settings, str | None]:
     harmless = _MUST.get(field, (None, False, 0, "", [], {}))
     if not any(value == default and type(value) is type(default) for default in harmless):
       shown = json.dumps(value)[:60]
-      raise UserError(f"{where}: {field}={shown}: config.{kind.section} does not support it")
+      raise UserError(f"{where}: {field}={shown}: config.{kind.section} does not support this setting")
   return kind, settings, task
 
 

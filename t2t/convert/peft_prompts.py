@@ -35,26 +35,25 @@ def check(section: str, model: TransformerConfig, where: str) -> None:
   """
   if section == "prompt" and (model.heads or not model.kind.is_generative):
     raise UserError(
-      f"{where}: t2t converts prompts only for generative models: heads of PEFT's task classes read the"
-      " first vector of the prompt, and t2t's read the first token of the text. Use config.prefix, which is the same "
-      "in both."
+      f"{where}: t2t converts prompts only of models that generate text. Heads read the first vector of the prompt in"
+      " PEFT, but the first token of the text in t2t. Use config.prefix, which is the same in PEFT and t2t."
     )
   if section == "prompt" and model.scale_embedding:
     raise UserError(
-      f"{where}: config.model.scale_embedding=True: t2t does not convert prompts of such models, because only some"
-      " versions of transformers scale a prompt like tokens"
+      f"{where}: t2t does not convert prompts of models with config.model.scale_embedding=True, because only some"
+      " versions of transformers scale these prompts"
     )
   if section == "prefix" and not (model.heads or model.kind.is_generative):
     raise UserError(
-      f"{where}: PEFT supports a prefix of an encoder-only model only with a task, SEQ_CLS or TOKEN_CLS; the "
-      "model has no head for one"
+      f"{where}: PEFT supports a prefix of an encoder-only model only with the task SEQ_CLS or TOKEN_CLS, but the "
+      "model has no head for these tasks"
     )
 
 
 def _length(settings: Settings, where: str) -> int:
   length = settings.get("num_virtual_tokens")
   if type(length) is not int or length < 1:
-    raise UserError(f"{where}: num_virtual_tokens={str(length)[:40]!r}: is not a whole number of at least 1")
+    raise UserError(f"{where}: num_virtual_tokens={str(length)[:40]!r} is not a whole number of at least 1")
   return length
 
 
@@ -73,7 +72,7 @@ def _parts(settings: Settings, model: TransformerConfig, where: str) -> int:
   parts = settings.get("num_transformer_submodules")
   parts = (2 if model.kind.has_encoder_and_decoder else 1) if parts is None else parts
   if type(parts) is not int or parts not in (1, 2):
-    raise UserError(f"{where}: num_transformer_submodules={str(parts)[:40]!r}: is neither 1 nor 2")
+    raise UserError(f"{where}: num_transformer_submodules={str(parts)[:40]!r} is neither 1 nor 2")
   return parts
 
 
@@ -92,12 +91,15 @@ def shape(section: str, settings: Settings, fields: Mapping[str, Any], model: Tr
   for name, size in sizes.items():
     if settings.get(name) != size:
       raise UserError(
-        f"{where}: {name}={str(settings.get(name))[:40]}: the base's keys and values have {size}. Give another --base."
+        f"{where}: {name}={str(settings.get(name))[:40]} does not match the base, which has {size}. Give "
+        "another --base."
       )
   layers = settings.get("num_layers")
   least = getattr(model, f"num_{model.kind.predicts}_layers")
   if type(layers) is not int or layers < least or (layers > least and not model.kind.has_encoder_and_decoder):
-    raise UserError(f"{where}: num_layers={str(layers)[:40]}: the base has {least}. Give another --base.")
+    raise UserError(
+      f"{where}: num_layers={str(layers)[:40]} does not match the base, which has {least}. Give another --base."
+    )
   return length, layers * 2 * sizes["token_dim"]
 
 

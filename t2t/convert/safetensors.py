@@ -63,15 +63,15 @@ class TensorEntry:
     """
     if self.dtype not in DTYPES:
       raise UserError(
-        f"{self.path}: {self.name} is {self.dtype}; parameters must be {', '.join(DTYPES)}."
-        " Convert a quantized checkpoint to floats first, with the library that quantized it."
+        f"{self.path}: {self.name} has the dtype {self.dtype}, but parameters must have one of {', '.join(DTYPES)}."
+        " If the checkpoint is quantized, convert it to floats with the library that quantized it."
       )
     with self.path.open("rb") as file:
       file.seek(self.begin)
       content = file.read(self.nbytes)
     if len(content) != self.nbytes:
       raise UserError(
-        f"{self.path}: ends within {self.name}; the file was truncated during the read. Run the command again."
+        f"{self.path} ends within {self.name}: the file was truncated during the read. Run the command again."
       )
     return np.frombuffer(content, DTYPES[self.dtype]).reshape(self.shape)
 
@@ -87,11 +87,13 @@ def read_header(path: epath.Path) -> dict[str, TensorEntry]:
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or (size >= 9 and file.read(1) != b"{"):
-      raise UserError(f"{path}: is not a safetensors file ({size:,} bytes, no header). Download or export it again.")
+      raise UserError(
+        f"{path} is not a safetensors file ({size:,} bytes, no header). Download or export the file again."
+      )
     if 8 + length > size:
-      raise UserError(f"{path}: is truncated: its header has {length:,} bytes, the file {size:,}; {_AGAIN}")
+      raise UserError(f"{path} is truncated: the header has {length:,} bytes, but the file has only {size:,}. {_AGAIN}")
     if length > _LARGEST_HEADER:
-      raise UserError(f"{path}: its header has {length:,} bytes, more than the limit of {_LARGEST_HEADER:,}; {_AGAIN}")
+      raise UserError(f"{path}: the header has {length:,} bytes, more than the limit of {_LARGEST_HEADER:,}. {_AGAIN}")
     file.seek(8)
     text = file.read(length)
   try:
@@ -101,10 +103,12 @@ def read_header(path: epath.Path) -> dict[str, TensorEntry]:
   except (ValueError, RecursionError, AttributeError) as error:
     if isinstance(error, UserError):
       raise
-    raise UserError(f"{path}: its header is not valid safetensors ({error!r}); {_AGAIN}") from error
+    raise UserError(f"{path}: the header is not valid safetensors ({error!r}). {_AGAIN}") from error
   needed = max((entry.begin + entry.nbytes for entry in entries.values()), default=8 + length)
   if needed > size:
-    raise UserError(f"{path}: is truncated: its header requires {needed:,} bytes, the file has {size:,}; {_AGAIN}")
+    raise UserError(
+      f"{path} is truncated: the header requires {needed:,} bytes, but the file has only {size:,}. {_AGAIN}"
+    )
   _check_gapless(path, list(entries.values()), begin=8 + length, end=size)
   return entries
 
@@ -123,18 +127,20 @@ def _is_size(value: Any) -> bool:
 def _entry(path: epath.Path, name: str, value: Any, start: int) -> TensorEntry:
   """Parses a header's entry of one tensor."""
   if not isinstance(value, dict):
-    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, not a tensor; {_AGAIN}")
+    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, not a tensor. {_AGAIN}")
   dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
   for key, sizes in (("shape", shape), ("data_offsets", offsets)):
     if not isinstance(sizes, list) or len(sizes) > _MOST_DIMENSIONS or not all(map(_is_size, sizes)):
-      raise UserError(f"{path}: {name}: its {key} is {str(sizes)[:40]}, not a list of sizes; {_AGAIN}")
+      raise UserError(f"{path}: the {key} of {name} is {str(sizes)[:40]}, not a list of sizes. {_AGAIN}")
   if not isinstance(dtype, str) or dtype not in _SIZES:
     raise UserError(
-      f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}; known are {', '.join(_SIZES)}. Download the file "
-      "again."
+      f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}. Known dtypes: {', '.join(_SIZES)}. {_AGAIN}"
     )
-  if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _SIZES[dtype]:
-    raise UserError(f"{path}: {name} is {dtype} {shape}, which does not match its offsets {offsets}; {_AGAIN}")
+  needed = math.prod(shape) * _SIZES[dtype]
+  if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
+    raise UserError(
+      f"{path}: {name} is {dtype} {shape} and needs {needed:,} bytes, but has the offsets {offsets}. {_AGAIN}"
+    )
   return TensorEntry(path, name, dtype, tuple(shape), start + offsets[0])
 
 
@@ -143,14 +149,14 @@ def _check_gapless(path: epath.Path, entries: list[TensorEntry], *, begin: int, 
   before = "the header"
   for entry in sorted(entries, key=lambda entry: (entry.begin, entry.nbytes)):
     if entry.begin != begin:
-      problem = "overlap" if entry.begin < begin else "leave unused bytes between them"
-      raise UserError(f"{path}: {before} and {entry.name} {problem}, by their offsets; {_AGAIN}")
+      problem = "overlap" if entry.begin < begin else "have unused bytes in between"
+      raise UserError(f"{path}: {before} and {entry.name} {problem}, according to the offsets. {_AGAIN}")
     begin, before = entry.begin + entry.nbytes, entry.name
   if begin != end:
-    raise UserError(f"{path}: {end - begin:,} bytes after the last tensor belong to none; {_AGAIN}")
+    raise UserError(f"{path}: the last {end - begin:,} bytes belong to no tensor. {_AGAIN}")
 
 
-_AGAIN = "copy or download it again"
+_AGAIN = "Copy or download the file again."
 
 
 class SafetensorsWriter:

@@ -132,17 +132,17 @@ def _check_header(name: str, folder: epath.Path) -> bool:
   """
   path = folder / ".zarray"
   wrong = lambda problem: UserError(
-    f"{folder}: cannot be read as the zarr array {name}: {problem}. Copy the checkpoint again."
+    f"{folder} cannot be read as the zarr array {name}: {problem}. Copy the checkpoint again."
   )
   header = safe_read.read_json(path)
   shape, chunks, dtype = (header.get(key) for key in ("shape", "chunks", "dtype"))
   for key, sizes, least in (("shape", shape, 0), ("chunks", chunks, 1)):
     if not isinstance(sizes, list) or not all(type(size) is int and least <= size < 2**48 for size in sizes):
-      raise wrong(f"its {key} is {str(sizes)[:40]}, not a list of sizes")
+      raise wrong(f"the {key} is {str(sizes)[:40]}, not a list of sizes")
   if len(shape) != len(chunks) or any(chunk > max(size, 1) for size, chunk in zip(shape, chunks, strict=True)):
     raise wrong(f"chunks of {str(chunks)[:40]} do not fit an array of {str(shape)[:40]}")
   if dtype not in _ZARR_DTYPES:
-    raise wrong(f"its dtype is {str(dtype)[:40]!r}, but parameters have one of {', '.join(_ZARR_DTYPES)}")
+    raise wrong(f"the dtype is {str(dtype)[:40]!r}, but parameters must have one of {', '.join(_ZARR_DTYPES)}")
   fills = header.get("fill_value") is not None
   if "://" in str(folder):
     return fills
@@ -151,7 +151,7 @@ def _check_header(name: str, folder: epath.Path) -> bool:
     if not child.name.startswith("."):
       stored += safe_read.size(child)
   if math.prod(shape) > max(_SMALL, _MOST_PACKED * stored):
-    raise wrong(f"its header describes an array of {shape}, but its chunks have only {stored:,} bytes in all")
+    raise wrong(f"the header describes an array of shape {shape}, but all chunks together have only {stored:,} bytes")
   return fills
 
 
@@ -165,7 +165,7 @@ def _open_all(folders: Mapping[str, epath.Path]) -> dict[str, _Array]:
       stores[name] = future.result()
     except Exception as error:  # TensorStore raises many classes
       raise UserError(
-        f"{folders[name]}: cannot be read as the zarr array {name}: {_first_line(error)}. Copy the checkpoint again."
+        f"{folders[name]} cannot be read as the zarr array {name}: {_first_line(error)}. Copy the checkpoint again."
       ) from error
   listing = {name: store.kvstore.list() for name, store in stores.items()}
   for name, store in stores.items():
@@ -186,7 +186,7 @@ def _check_whole(folder: epath.Path, store: tensorstore.TensorStore, keys: list[
   wanted = int(np.prod([-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True)], dtype=np.int64))
   num_chunks = sum(not key.rpartition(b"/")[2].startswith(b".") for key in keys)
   if num_chunks < wanted:
-    raise UserError(f"{folder}: only {num_chunks} of its {wanted} chunks exist. Copy the checkpoint again.")
+    raise UserError(f"{folder}: only {num_chunks} of {wanted} chunks exist. Copy the checkpoint again.")
 
 
 def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
@@ -199,7 +199,7 @@ def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
     try:
       return store.transpose(order).read().result().view(dtype)
     except Exception as error:  # many classes, as above
-      raise UserError(f"{folder}: cannot be read: {_first_line(error)}. Copy the checkpoint again.") from error
+      raise UserError(f"{folder} cannot be read: {_first_line(error)}. Copy the checkpoint again.") from error
 
   return _Array(tuple(store.shape), dtype, read)
 
@@ -228,7 +228,9 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
     return _open_all(folders), num_other
   tree = flax_msgpack.read(path)
   if not isinstance(tree, dict):
-    raise UserError(f"{path}: is not a T5X checkpoint, because its first value is not a dict. Copy it again.")
+    raise UserError(
+      f"{path} is not a T5X checkpoint, because the file does not begin with a dict. Copy the file again."
+    )
   for key in ("optimizer", "_optimizer"):
     tree = tree[key] if isinstance(tree.get(key), dict) else tree
   parameters = _leaves(tree.get(_PARAMETERS))
@@ -236,7 +238,7 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
   for keys, leaf in parameters.items():
     name = "/".join(keys)
     if name in arrays or name in folders:
-      raise UserError(f"{path}: two of its arrays have the name {name}. Remove the wrong one.")
+      raise UserError(f"{path}: two arrays have the name {name}. Give another checkpoint.")
     if isinstance(leaf, flax_msgpack.MsgpackArray):
       arrays[name] = _in_file(leaf)
     elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
@@ -297,13 +299,14 @@ class _T5xReader:
     if name not in self.arrays:
       shown = ", ".join(sorted(self.arrays)[:3])
       raise UserError(
-        f"{self.path}: {name} is missing, so it is not a T5X encoder-decoder; it has {shown or 'no arrays'}"
+        f"{self.path} is not a T5X encoder-decoder: the array {name} is missing. Arrays: {shown or 'none'}"
         f"{f' and {len(self.arrays) - 3} more' if len(self.arrays) > 3 else ''}. Give another checkpoint."
       )
     shape = self.arrays[name].shape
     if len(shape) not in ranks:
       raise UserError(
-        f"{self.path}: {name}: expected {' or '.join(str(rank) for rank in ranks)} dimensions, found {list(shape)}"
+        f"{self.path}: {name} has the shape {list(shape)}, but must have {' or '.join(str(rank) for rank in ranks)} "
+        "dimensions"
       )
     return shape
 
@@ -319,8 +322,8 @@ class _T5xReader:
     axis = 1 if shape[0] == self.embed_dim else 0
     if shape[0] == shape[1]:
       self.notes.append(
-        f"its {stack} has as many layers as features, {shape[0]}, so that shapes do not distinguish the axes: the"
-        " second was taken as the layer axis, T5X's default"
+        f"the {stack} has as many layers as features, {shape[0]}, and shapes do not distinguish these axes: the"
+        " second axis was taken as the layer axis, T5X's default"
       )
     return _Layers(shape[axis], scanned, axis)
 
@@ -356,19 +359,19 @@ class _T5xReader:
     differs = [name for name, x in tables.items() if x.shape[1:] != first.shape[1:] or not (x == first[:1]).all()]
     if differs and len(names) == 1:
       raise UserError(
-        f"{self.path}: each layer of its {stack} has its own table of relative positions ({first_name}), as in"
-        " umT5 and models trained by T5X's scalable_t5. t2t's model has one table per stack, so that"
-        " it cannot represent this checkpoint"
+        f"{self.path}: each layer of the {stack} has a separate table of relative positions ({first_name}), as in"
+        " umT5 and models trained by T5X's scalable_t5. t2t's model has one table per stack, and cannot represent"
+        " this checkpoint."
       )
     if differs:
       raise UserError(
-        f"{self.path}: its {stack} has two different tables of relative positions, {first_name} and {differs[0]};"
-        " t2t's model has one per stack. Remove the one that the model was not trained with."
+        f"{self.path}: the {stack} has two different tables of relative positions, {first_name} and {differs[0]},"
+        " but t2t's model has only one table. Remove the table that the model was not trained with."
       )
     if len(names) == 1:
-      self.notes.append(f"all layers of its {stack} have the same table of relative positions; one was kept")
+      self.notes.append(f"all layers of the {stack} have the same table of relative positions; one table was kept")
     else:
-      self.notes.append(f"its {stack} has the same table of relative positions under several names; one was kept")
+      self.notes.append(f"the {stack} has the same table of relative positions under several names; one table was kept")
     value = first[0]
     return _Array(value.shape, value.dtype, lambda axis: np.moveaxis(value, axis, 0))
 
@@ -477,13 +480,13 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   tensors = reader.tensors(model)
   activation = "gelu (the tanh approximation) times a gate" if model.gated else "relu"
   notes = [
-    *([f"its optimizer's state was left out ({num_other:,} arrays)"] if num_other else []),
+    *([f"the optimizer's state was left out ({num_other:,} arrays)"] if num_other else []),
     *reader.notes,
     f"assumed, because a T5X checkpoint does not store it: {activation} in the feed-forward layers"
     f" (config.model.mlp_activation={model.mlp_activation}; UL2's is gated_silu), relative positions up to"
     f" {model.relative_position_max_distance} and norms with epsilon {model.norm_epsilon:g}, as in T5",
-    f"a T5X checkpoint has no vocabulary, and its embedding has {model.vocab_size:,} rows: give the one that it was"
-    " trained with, for example T5's spiece.model, to `t2t convert` with --vocabulary, or later to `t2t train` and"
+    f"a T5X checkpoint has no vocabulary, and its embedding has {model.vocab_size:,} rows: give the vocabulary of its"
+    " training, for example T5's spiece.model, to `t2t convert` with --vocabulary, or later to `t2t train` and"
     " `t2t eval` with --config.data.vocabulary",
   ]
   return Foreign(

@@ -14,8 +14,8 @@ from t2t.storage import hub, vocabulary_files
 BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _T5_SENTINELS = 100
 _WHAT_TO_GIVE = (
-  'give "bytes", a SentencePiece .model file, a vocab.txt, a tokenizer.json, an encoder.json or vocab.json, or the'
-  " folder of one of them"
+  'Give "bytes", a SentencePiece .model file, a vocab.txt, a tokenizer.json, an encoder.json or vocab.json, or a'
+  " folder with one of these files."
 )
 
 
@@ -57,16 +57,15 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
     usual = vocabulary.spec.endswith(".model") and not vocabulary.has_sentinels and has_room
     extra_ids = vocabulary.extra_ids if vocabulary.extra_ids is not None else _T5_SENTINELS * usual
   elif extra_ids < 0:
-    raise UserError(f"--extra_ids {extra_ids}: is negative. Give 0 or more; T5 has {_T5_SENTINELS}.")
+    raise UserError(f"--extra_ids {extra_ids} is negative. Give 0 or more (T5 has {_T5_SENTINELS}).")
   elif extra_ids and vocabulary.has_sentinels:
-    raise UserError(f"--extra_ids {extra_ids}: {spec} has sentinels among its own ids already. Leave it out.")
+    raise UserError(f"--extra_ids {extra_ids}: {spec} already contains sentinels. Leave out --extra_ids.")
   size = vocabulary.own_ids + extra_ids
   if size > rows:
     fewer = f", or --extra_ids {rows - vocabulary.own_ids} or less" if vocabulary.own_ids <= rows else ""
     raise UserError(
-      f"{where}: {size:,} ids ({extra_ids} sentinels included), but the embedding of {foreign.path} has only "
-      f"{rows:,} rows."
-      f" Give the vocabulary that it was trained with{fewer}."
+      f"{where} has {size:,} ids ({extra_ids} sentinels included), but the embedding of {foreign.path} has only "
+      f"{rows:,} rows. Give the vocabulary that the model was trained with{fewer}."
     )
   padding = f"; the last {rows - size:,} are padding, and are kept" if rows > size else ""
   # Remove the checkpoint's notes on its own or missing vocabulary.
@@ -81,14 +80,14 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
   path = epath.Path(spec).expanduser()
   if not path.exists():
     hub.check(spec, where=where.removesuffix(spec))
-    raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
+    raise UserError(f"{where}: no such file. {_WHAT_TO_GIVE}")
   if (path / vocabulary_files.RECORD).exists():
     record = vocabulary_files.read_record(path)
     return dataclasses.replace(_vocabulary_at(record.spec(path), where), extra_ids=record.extra_ids)
   if path.is_dir():
     path = next(iter(vocabulary_files.found_in(path)), path)
   if path.is_dir() or path.suffix not in (".model", ".txt", ".json", ".bpe"):
-    raise UserError(f"{where}: is not a vocabulary; {_WHAT_TO_GIVE}")
+    raise UserError(f"{where} is not a vocabulary. {_WHAT_TO_GIVE}")
   pieces = path if path.suffix == ".model" else vocabulary_files.files_of(path)[0]
   try:
     ids = vocabulary_files.ids_of(pieces)
@@ -96,7 +95,7 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
     raise UserError(f"{where}: {error}") from error
   # Libraries raise various errors for invalid files; `tokenizers` raises only Exception.
   except Exception as error:
-    raise UserError(f"{where}: {pieces} is not a valid file of its type ({error}); {_WHAT_TO_GIVE}") from error
+    raise UserError(f"{where}: {pieces} is not a valid {pieces.suffix} file ({error}). {_WHAT_TO_GIVE}") from error
   return _Found(
     str(path), max(ids.values(), default=-1) + 1, any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids)
   )

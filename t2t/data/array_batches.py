@@ -53,21 +53,30 @@ class OwnData:
     """
     if config.stages:
       raise UserError(
-        "config.stages: own batches have no stages. Set config.stages=() and start the next run with "
-        "config.init.checkpoint"
+        "config.stages: a run with batches= cannot have stages. Set config.stages=(), and train each stage in a "
+        "separate run that starts from config.init.checkpoint."
       )
     intervals = {
       f"config.{section}.{key}": getattr(getattr(config, section), key) for section, key in INTERVALS.items()
     }
     for key, value in ({"config.train.epochs": config.train.epochs} | intervals).items():
       if bool(value) != (key in intervals):
-        counted = "give a number of steps" if key in intervals else "give config.train.steps, and 0.0 epochs"
-        raise UserError(f"{key}={value}: own batches have no known number per epoch; {counted}")
+        counted = (
+          f"Set {key} to a number of steps."
+          if key in intervals
+          else "Set config.train.steps and config.train.epochs=0.0."
+        )
+        raise UserError(f"{key}={value}: with batches= the number of batches per epoch is unknown. {counted}")
     if config.eval.tasks:
-      raise UserError(f"config.eval.tasks={config.eval.tasks}: own batches belong to no task; set config.eval.tasks=()")
+      raise UserError(
+        f"config.eval.tasks={config.eval.tasks}: a run with batches= has no tasks. Set config.eval.tasks=()."
+      )
     if not config.model.vocab_size:
       if not config.data.vocabulary:
-        raise UserError("config.model.vocab_size=0: give the number of ids in your batches, or config.data.vocabulary")
+        raise UserError(
+          "config.model.vocab_size=0: the size of the vocabulary is unknown. Set config.model.vocab_size to the number "
+          "of ids in your batches, or give config.data.vocabulary."
+        )
       rows = feature_spec.rows_of(self.vocabulary(config).vocab_size)
       config = config.with_(model={"vocab_size": rows})
     return stages.of(config.with_(data=_UNREAD, train={"loss": config.train.loss or "cross_entropy"}))
@@ -94,8 +103,8 @@ class OwnData:
     """Checks the vocabulary as `train_data.check_vocabulary` does, and refuses a run that has read other data."""
     if saved is not None and not _IDENTITY.items() <= saved.items():
       raise UserError(
-        "batches: this run has read the data of its config.data so far. Leave out batches=, or start another "
-        "workdir with config.init.checkpoint"
+        "batches=: this run has so far read the data of config.data. Leave out batches=, or start a new workdir "
+        "with config.init.checkpoint."
       )
     if vocabulary is not None:
       from t2t.data import train_data
@@ -146,9 +155,9 @@ class OwnData:
       self._kept.append(completed(rows, sized, where=where, framing=self._framing(config)))
     weights = f"{config.model.kind.predicts}_loss_weights"
     if self._kept and weights in self._kept[0] and not any(rows[weights].any() for rows in self._kept):
-      raise UserError(f"eval_batches: no target counts, because all {weights} are 0. Give weights above 0")
+      raise UserError(f"eval_batches: all {weights} are 0, so no target is evaluated. Give weights above 0.")
     if not self._kept:
-      raise UserError("eval_batches=[] is empty. Give at least one batch that is not trained on")
+      raise UserError("eval_batches=[] is empty. Give at least one batch that is not trained on.")
     return self._kept
 
 
@@ -184,7 +193,10 @@ class OwnBatches:
     began = time.monotonic()
     rows = self._next or self._taken()
     if rows is None:
-      raise UserError(f"batches ended after {self._read}. Give more batches, or a smaller config.train.steps")
+      raise UserError(
+        f"batches= ended after {self._read} batches, but config.train.steps={self._config.train.steps}. Give more "
+        "batches, or lower config.train.steps."
+      )
     self._next, self._step, self._read = None, self._step + 1, self._read + 1
     if self._step < self._config.train.steps:
       self._look_ahead()
@@ -215,7 +227,7 @@ class OwnBatches:
     try:
       return self._apart(call)
     except StopIteration as error:  # otherwise the run would end silently
-      raise UserError("batches= raised StopIteration. Return an empty iterable when no batch follows") from error
+      raise UserError("batches= raised StopIteration. Return an empty iterable when no batch follows.") from error
     finally:
       waiting.end()
 
@@ -225,7 +237,10 @@ class OwnBatches:
     if not isinstance(source, Iterable):
       iterable = self._made(lambda: source(self._read))
       if not isinstance(iterable, Iterable):
-        raise UserError(f"batches({self._read}) is {type(iterable).__name__}. Return an iterable of dicts")
+        raise UserError(
+          f"batches({self._read}) returned {type(iterable).__name__}, which is not iterable. Return an iterable of "
+          "dicts."
+        )
       return iter(iterable)
     if isinstance(source, Iterator):
       _check_begins(source)
@@ -238,8 +253,8 @@ class OwnBatches:
     for number in range(self._read):
       if self._made(lambda: next(iterator, None)) is None:
         raise UserError(
-          f"batches ended after {number}, but this run has read {self._read}. Give the batches from the "
-          "beginning of the run"
+          f"batches= ended after {number} batches, but this run has already read {self._read}. Give the batches from "
+          "the beginning of the run."
         )
     return iterator
 
@@ -262,8 +277,8 @@ class OwnBatches:
     """
     if self._iterator is not None and isinstance(self._source, Iterator):
       raise UserError(
-        "batches= is an iterator, which cannot be rewound. Give an iterable that can be repeated, or a function "
-        "of the number of batches read"
+        "batches= is an iterator and cannot be rewound. Give an iterable that can be repeated, or a function from "
+        "the number of batches read to the batches that follow."
       )
     self._read, self._step = json.loads(state[_STREAM])["read"], step
     self._iterator, self._next, self.ended, self.failure = None, None, "", None
@@ -316,8 +331,8 @@ def _check_begins(source: Iterator[Rows]) -> None:
   try:
     if source in _begun:
       raise UserError(
-        "batches= is an iterator that a run has already read from. Make a new one from the beginning of the run, "
-        "or give a function of the number of batches read"
+        "batches= is an iterator that a run has already read from. Give a new iterator from the first batch of the "
+        "run, or a function from the number of batches read to the batches that follow."
       )
     _begun.add(source)
   except TypeError:  # the iterator cannot be weakly referenced

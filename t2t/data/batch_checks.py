@@ -48,27 +48,30 @@ def completed(
   segments = {f"{side}_segment_ids": wanted[f"{side}_input_tokens"] for side in sides(wanted)}
   may = segments | wanted
   if not isinstance(rows, Mapping):
-    raise UserError(f"{where} is {type(rows).__name__}. Give a dict of arrays; {_listed(wanted)}")
+    raise UserError(f"{where} is {type(rows).__name__}, not a dict. Give a dict of arrays. {_listed(wanted)}")
   for name in rows:
     if name not in may:
-      hint = _other_name(str(name), may) or did_you_mean(str(name), may)
-      raise UserError(f"{where}: {name!r} is not a feature of this model{hint}; {_listed(wanted)}")
+      hint = _other_name(str(name), may) or did_you_mean(str(name), may) or "."
+      raise UserError(f"{where}: {name!r} is not a feature of this model{hint} {_listed(wanted)}")
   arrays = {name: _array(x, may[name], f"{where}: {name}") for name, x in rows.items()}
   if len({len(x) for x in arrays.values()}) > 1:
     sizes = ", ".join(f"{name} {len(x)}" for name, x in arrays.items())
-    raise UserError(f"{where}: features have different numbers of rows: {sizes}")
+    raise UserError(
+      f"{where}: features have different numbers of rows ({sizes}). Give all features the same number of rows."
+    )
   if not all(array.size for array in arrays.values()):
-    raise UserError(f"{where}: has no rows, or rows of length 0. Give arrays [rows, length]")
+    raise UserError(f"{where} has no rows, or rows of length 0. Give arrays [rows, length] of at least [1, 1].")
   for name, array in arrays.items():
     _check_numbers(name, array, arrays, config, f"{where}: {name}")
   arrays = {name: _filled_up(x, may[name].shape) for name, x in arrays.items()}
   if not framing.zero_pads and (lacks := [name for name in segments if name not in arrays]):
     raise UserError(
-      f"{where}: has no {', '.join(lacks)}. Add them to mark the text, because 0 is a token of this vocabulary"
+      f"{where} has no {', '.join(lacks)}. Add segment ids to mark the text, because id 0 is a token of this "
+      "vocabulary, not padding."
     )
   _fill_in(arrays, wanted, predicted_side(wanted), framing)
   if missing := [name for name in wanted if name not in arrays]:
-    raise UserError(f"{where}: has no {', '.join(missing)}; {_listed(wanted)}")
+    raise UserError(f"{where} has no {', '.join(missing)}. Add the missing arrays. {_listed(wanted)}")
   return {name: arrays[name] for name in may if name in arrays}
 
 
@@ -95,12 +98,12 @@ def _other_name(name: str, may: Mapping[str, Any]) -> str:
   if name in names and names[name] in may:
     # Hugging Face's decoders take their inputs as labels and shift them.
     shifted = name in ("input_ids", "labels") and sides_here == ["decoder"]
-    note = "; targets[i] is the token after inputs[i], and inputs are derived from the targets" if shifted else ""
-    return f"; Hugging Face's {name} is called {names[name]} here{note}"
+    note = " targets[i] is the token after inputs[i], and inputs are derived from the targets." if shifted else ""
+    return f". Hugging Face's {name} is called {names[name]} here.{note}"
   if name in names:
-    return "; leave it out, because it follows from the tokens"
+    return f". Leave {name} out, because t2t derives {name} from the tokens."
   if name in ("text", "texts", "sentence", "inputs", "label", "words", "tags"):
-    return ": batches contain token ids; give texts with config.data.files"
+    return ". Batches contain token ids. Give texts with config.data.files."
   return ""
 
 
@@ -108,7 +111,7 @@ def _check_numbers(name: str, array: np.ndarray, arrays: Rows, config: Config, w
   """Refuses values outside a table's rows, which would be read as other ids or counted as correct."""
   if name.endswith("_loss_weights"):
     if not np.isfinite(array).all() or (array < 0).any():
-      raise UserError(f"{where} has weights from {array.min()} to {array.max()}. Give finite weights of at least 0")
+      raise UserError(f"{where} has weights from {array.min()} to {array.max()}. Give finite weights of at least 0.")
     return
   if name.endswith("_answer_targets"):
     _check_answers(array, np.asarray(arrays.get(name.replace("targets", "heads"), 0)), config.model.heads, where)
@@ -119,11 +122,13 @@ def _check_numbers(name: str, array: np.ndarray, arrays: Rows, config: Config, w
     weights = name.replace("target_tokens", "loss_weights")
     raise UserError(
       f"{where} has {_IGNORED}, which marks ignored labels in Hugging Face and PyTorch. Give {weights} = (labels "
-      f"!= {_IGNORED}), and 0 instead of {_IGNORED}"
+      f"!= {_IGNORED}), and 0 instead of {_IGNORED}."
     )
   if array.min() < 0 or (most and array.max() >= most):
-    limit = f", and {limit_name} is {most}" if most else "; ids must be at least 0"
-    raise UserError(f"{where} has ids from {array.min()} to {array.max()}{limit}")
+    limit = f"from 0 to {most - 1}, because {limit_name} is {most}" if most else "at least 0"
+    raise UserError(
+      f"{where} has ids from {array.min()} to {array.max()}, but ids must be {limit}. Correct the ids of the batch."
+    )
 
 
 def _check_answers(targets: np.ndarray, head_numbers: np.ndarray, heads: Sequence[HeadConfig], where: str) -> None:
@@ -132,8 +137,8 @@ def _check_answers(targets: np.ndarray, head_numbers: np.ndarray, heads: Sequenc
     answers = targets[head_numbers == number]
     if head.kind in ("class", "tag") and answers.size and (answers.min() < 0 or answers.max() >= head.num_classes):
       raise UserError(
-        f"{where} has {answers.max()} for the head {head.name}, which has {head.num_classes} classes (0 to "
-        f"{head.num_classes - 1})"
+        f"{where} has classes from {answers.min()} to {answers.max()}, but the head {head.name} has only the classes "
+        f"0 to {head.num_classes - 1}. Correct the classes of the batch."
       )
 
 
@@ -148,24 +153,27 @@ _MOST: Mapping[str, Callable[[Any], tuple[int, str]]] = {
 
 def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
   if values is None or isinstance(values, str | bytes):
-    raise UserError(f"{where} is {type(values).__name__}. Give an array [rows, length] of ids")
+    raise UserError(f"{where} is {type(values).__name__}, not an array. Give an array [rows, length] of ids.")
   try:
     array = np.array(values)  # copied, because the caller may reuse the memory for the next batch
   except Exception as error:  # ragged rows, or any error of an array library
-    raise UserError(f"{where}: cannot be converted to an array [rows, length] ({error})") from error
+    raise UserError(
+      f"{where} cannot be converted to an array [rows, length] ({error}). Give rows of numbers, all of the same length."
+    ) from error
   if wanted.dtype == np.float32 and array.dtype.kind == "V" and jax.numpy.issubdtype(array.dtype, np.floating):
     array = array.astype(np.float32)  # bfloat16
   shape = list(array.shape)
   if len(shape) != 2 or any(size > most for size, most in zip(shape, wanted.shape, strict=True)):
     raise UserError(
-      f"{where} has shape {shape}, but the config allows [rows, length] up to {list(wanted.shape)} "
-      "(config.train.batch_size; config.data.inputs_length and targets_length)"
+      f"{where} has shape {shape}, but the config allows [rows, length] up to {list(wanted.shape)}. Correct the array, "
+      "or raise config.train.batch_size, config.data.inputs_length or config.data.targets_length."
     )
   kinds = "bui" if wanted.dtype == np.int32 else "buif"
   if array.dtype.kind not in kinds:
-    raise UserError(f"{where} has dtype {array.dtype}; it must be of {'integers' if kinds == 'bui' else 'numbers'}")
+    needed = "integers" if kinds == "bui" else "numbers"
+    raise UserError(f"{where} has dtype {array.dtype}, but must contain {needed}. Convert the array.")
   if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
-    raise UserError(f"{where} has values beyond 32 bits. Give ids below 2**31")
+    raise UserError(f"{where} has values beyond 32 bits. Give ids below 2**31.")
   return array.astype(wanted.dtype)
 
 
@@ -192,4 +200,4 @@ def _filled_up(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 def _listed(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> str:
   shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in wanted.items())
-  return f"this config's model takes {shapes}"
+  return f"This config's model takes {shapes}."

@@ -81,8 +81,8 @@ def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> di
   except ValueError as error:
     parts = sharding.num_shards("batch", batch_sharding.mesh)
     raise UserError(
-      f"config.train.batch_size={batch_size} does not divide over the mesh axes data and fsdp, {parts} parts. "
-      f"Give a multiple of {parts}, for example {max(1, round(batch_size / parts)) * parts}"
+      f"config.train.batch_size={batch_size} is not a multiple of {parts}, the number of parts along the mesh axes "
+      f"'data' and 'fsdp'. Give a multiple of {parts}, for example {max(1, round(batch_size / parts)) * parts}."
     ) from error
   rows: dict[int, set[tuple[int, int]]] = {}
   for device, (row_slice,) in indices.items():
@@ -142,7 +142,7 @@ def choose_num_streams(
   if wanted:
     if wanted in working:
       return wanted
-    raise UserError(f"config.data.num_streams={wanted} does not divide {named}={batch_size}. Give one of {working}")
+    raise UserError(f"config.data.num_streams={wanted} does not divide {named}={batch_size}. Give one of {working}.")
   hosts = len({frozenset(host_ranges) for host_ranges in rows.values()})
   most = max(hosts, min(DEFAULT_STREAMS * hosts, _MOST_STREAMS))
   if documents is not None:
@@ -316,8 +316,8 @@ class BatchIterator:
     missing = [name for name in self.stream_names if name not in state]
     if missing:
       raise UserError(
-        f"the checkpoint has no position for {missing[0]} (it has {', '.join(sorted(state)) or 'none'}). Set "
-        "config.data.num_streams to the number at the start of training"
+        f"the checkpoint has no data position for {missing[0]} (saved positions: "
+        f"{', '.join(sorted(state)) or 'none'}). Set config.data.num_streams to the number at the start of training."
       )
     self._check_files(state)
     if self._tally is not None:
@@ -339,7 +339,7 @@ class BatchIterator:
       console.tell(
         f"the text spells control tokens ({spelled_tokens}): up to the checkpoint an older version of t2t read "
         "them as control tokens, and from here on they are text. Set --config.data.special_tokens=True to keep "
-        "the earlier behaviour"
+        "the earlier behaviour."
       )
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:
@@ -361,9 +361,9 @@ class BatchIterator:
       shown = file_fingerprints.shown(differences)
       if not self._allow_changed_files:
         raise UserError(
-          f"{key} differ from the files of the checkpoint's data position: {shown}. Restore the files, set "
-          "config.data.allow_changed_files=True to continue at about the same part of the present files, or "
-          "give another --workdir to start anew"
+          f"{key} differ from the files of the checkpoint's data position: {shown}. Restore the files, or "
+          "give another --workdir to start anew. Set config.data.allow_changed_files=True to continue at about the "
+          "same part of the present files."
         )
       console.tell(
         f"{key} have changed since the checkpoint: {shown}; the data continues at about the same part of the "
@@ -412,8 +412,9 @@ class BatchIterator:
     saved = json.loads(state)
     if saved["version"] != _STATE_VERSION:
       raise UserError(
-        f"{stream_name(stream, self.num_streams)}: another version of t2t saved the position (format "
-        f"{saved['version']}). Resume with that version, or start a new workdir with config.init.checkpoint"
+        f"{stream_name(stream, self.num_streams)}: another version of t2t saved the data position, in format "
+        f"{saved['version']} instead of {_STATE_VERSION}. Resume with the version of t2t that saved the checkpoint, or "
+        "start a new workdir with config.init.checkpoint."
       )
     identity = {current_key(key): value for key, value in saved["identity"].items()}
     if identity.get("data.mixture"):  # older versions saved keys without effect on it
@@ -435,21 +436,24 @@ _TYPED = {"classes": "data.labels", "kind": "data.labels", "prefix": "data.prefi
 
 def _changed(key: str, old: Any, new: Any) -> str:
   """Returns the error message for a changed value in the data's identity."""
-  remedy = "start a new workdir from the parameters with config.init.checkpoint"
+  remedy = "start a new workdir from the parameters with config.init.checkpoint."
   if any(isinstance(x, str) and DataConfig.is_in_memory(x) for x in (old, new)):
     return (
-      f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, and these are "
-      f"other examples, or in another order. Pass the same examples again, or {remedy}"
+      f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, but these "
+      f"examples or their order differ. Pass the same examples in the same order, or {remedy}"
     )
   if part := key.removeprefix("data.table.") if key.startswith("data.table.") else "":
     typed = _TYPED.get(part, "data.columns")
     return (
       f"config.{typed}: the {part} of the table would be {new!r}, but the checkpoint's data position belongs to "
-      f"{old!r}. Set it back, or {remedy}"
+      f"{old!r}. Restore the earlier value, or {remedy}"
     )
   now = "has no value" if new is None else f"is {new!r}"
   before = "a run without one" if old is None else repr(old)
-  return f"config.{key} {now}, but the checkpoint's data position belongs to {before}. Set it back, or {remedy}"
+  return (
+    f"config.{key} {now}, but the checkpoint's data position belongs to {before}. Restore the earlier value, "
+    f"or {remedy}"
+  )
 
 
 def _is_of_files(key: str) -> bool:

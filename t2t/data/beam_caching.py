@@ -58,8 +58,8 @@ def load_beam():
     from seqio import beam_utils
   except ImportError as error:
     raise UserError(
-      f"Apache Beam cannot be imported ({error}). Run pip install -e '.[cache]', in a separate environment if "
-      "this one has newer packages than Beam allows"
+      f"Apache Beam cannot be imported ({error}). Run pip install -e '.[cache]'. If this environment has "
+      "newer packages than Beam allows, use a separate environment."
     ) from error
   finally:
     python_logging.disable(python_logging.NOTSET)
@@ -73,7 +73,9 @@ def _runner(job: CacheJob) -> Any:
   try:
     return beam.runners.create_runner(name)
   except ImportError as error:
-    raise UserError(f"--runner {job.runner}: {error} (pip install 'apache-beam[gcp]')") from error
+    raise UserError(
+      f"--runner {job.runner} cannot be imported ({error}). Run pip install 'apache-beam[gcp]'."
+    ) from error
   except ValueError as error:
     raise UserError(f"--runner {job.runner}: {error}") from error
 
@@ -195,11 +197,16 @@ def _run(tasks: Sequence[seqio.Task], job: CacheJob) -> None:
       for counter in result.metrics().query(beam.metrics.MetricsFilter().with_name("examples"))["counters"]:
         print(f"  {counter.key.metric.namespace}: {counter.result:,} examples", flush=True)
     if state != states.DONE:
-      raise UserError(f"caching {names}: the pipeline ended as {state}. Read the log of the runner for the reason")
+      raise UserError(
+        f"caching {names}: the pipeline ended in state {state}. Read the reason in the log of the runner."
+      )
   except UserError:
     raise
   except Exception as error:  # any error of a source, preprocessor or runner
-    raise UserError(f"caching {names} failed, and starts anew next time: {_reason(error)}") from error
+    raise UserError(
+      f"caching {names} failed: {_reason(error).rstrip('.')}. Correct the cause, and run the command again. Unfinished "
+      "tasks are cached from the beginning."
+    ) from error
   finally:
     for task in tasks:
       if _registered_name(task.name) in seqio.TaskRegistry.names():
@@ -245,15 +252,15 @@ def _is_complete(task: seqio.Task, job: CacheJob) -> bool:
   record = os.path.join(folder, offline_cache.RECORD)
   if not tf.io.gfile.exists(record):
     if tf.io.gfile.exists(folder) and tf.io.gfile.listdir(folder):
-      raise UserError(f"{where}: {folder} contains files that `t2t cache` did not write. Give another folder")
+      raise UserError(f"{where}: {folder} contains files that `t2t cache` did not write. Give another --output_dir.")
     return False
   if job.overwrite or not tf.io.gfile.exists(os.path.join(folder, offline_cache.COMPLETED)):
     return False
-  remedy = "Give --overwrite to replace it, or another folder"
+  remedy = "give --overwrite or another --output_dir."
   offline_cache.check_record(task, offline_cache.read_json(record), where=where, remedy=remedy)
   for split in job.splits_of(task):
     if not tf.io.gfile.exists(seqio.get_cached_info_path(folder, split)):
-      raise UserError(f"{where}: {task.name} is cached without split {split}. {remedy}")
+      raise UserError(f"{where}: {task.name} is cached without split {split}. To cache this split, {remedy}")
   return True
 
 

@@ -40,9 +40,9 @@ def check(plan: example_windows.DataPlan) -> None:
     records, columns = first
     if not all(map(np.array_equal, columns, second[1])):
       raise UserError(
-        f"{task.name}: its source yields other records, or another order, each time it is read with "
-        "shuffle=False, so a stopped run could not resume with the same data. Yield them in one order; t2t "
-        "shuffles them"
+        f"{task.name}: its source yields different records, or another order, each time it is read with "
+        "shuffle=False. A stopped run could not resume with the same data. Yield the same records in the same order; "
+        "t2t shuffles them."
       )
     make_examples = functools.partial(_examples_twice, plan, task, records, columns)
     examples = _repeated(make_examples)
@@ -55,8 +55,8 @@ def check(plan: example_windows.DataPlan) -> None:
       )
       raise UserError(
         f"{task.name}: its preprocessor {_name(steps[shortest - 1])} returns different results for the same "
-        "records, so a stopped run could not resume with the same data. Draw random numbers with the seeds of "
-        "@seqio.map_over_dataset(num_seeds=...), and keep no state between records"
+        "records. A stopped run could not resume with the same data. Draw random numbers with the seeds of "
+        "@seqio.map_over_dataset(num_seeds=...), and keep no state between records."
       )
     _check_takes_all(task, make_examples, records=len(columns[0]), examples=examples)
 
@@ -177,8 +177,8 @@ def _check_takes_all(
   if half >= 8 and 1 < examples < half and examples == count(slice(half)) == count(slice(half, None)):
     raise UserError(
       f"{task.name}: its preprocessors make {examples} examples of {half} records and of {records}, as if they "
-      "took the first few. They run on each part of the data, and would take the first few of each. Select "
-      "records in the task's source, or name a slice of its split: train[:32]"
+      "took only the first few records. Preprocessors run on each part of the data, not on the whole. Select records "
+      "in the task's source instead, for example with the split train[:32]."
     )
 
 

@@ -108,8 +108,8 @@ def position_from_json(plan: DataPlan, saved: Mapping[str, Any]) -> np.ndarray:
   if sorted(names) != sorted(saved["tasks"]):
     raise UserError(
       f"config.data.mixture: the checkpoint's data position belongs to {', '.join(sorted(saved['tasks']))}, not "
-      f"to {', '.join(sorted(names))}. Set it back, or start a new workdir from the parameters with "
-      "config.init.checkpoint"
+      f"to {', '.join(sorted(names))}. Restore the earlier value, or start a new workdir from the parameters with "
+      "config.init.checkpoint."
     )
   return np.array([saved["window"], saved["taken"], *(n for name in names for n in saved["tasks"][name])], np.int64)
 
@@ -506,8 +506,8 @@ def mixing_rates(plan: DataPlan) -> list[float]:
   sample = task_resolution.sample_fn(mixture)
   if getattr(sample, "func", sample) is not tf.data.Dataset.sample_from_datasets:
     raise UserError(
-      f"config.data.mixture={mixture.name}: it is registered with its own sample_fn, whose position cannot be "
-      "saved. Give its tasks rates instead"
+      f"config.data.mixture={mixture.name}: the mixture is registered with a sample_fn, but the position of a "
+      "sample_fn cannot be saved. Register the mixture with rates of the tasks instead."
     )
   return [float(mixture.get_rate(task)) for task in plan.tasks]
 

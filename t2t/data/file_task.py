@@ -72,13 +72,13 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
   )
   if scanned.complete and not file_validation.documents_by_split(scanned)["train"]:
     subject = (
-      "its only document is"
+      "the only document is"
       if scanned.documents == 1
-      else f"its {scanned.documents:,} documents have one text, and are"
+      else f"all {scanned.documents:,} documents have the same text, and are"
     )
     raise UserError(
-      f"{where}.files={patterns}: {subject} held out, and nothing is left to train on. Give evaluation text as "
-      f"{where}.eval_files, or more documents (a line of a text file is a document)"
+      f"{where}.files={patterns}: {subject} held out, so nothing is left to train on. Give evaluation text as "
+      f"{where}.eval_files, or more documents. A line of a text file is a document."
     )
   return sources.FileSource(
     {"train": files, "validation": files},

@@ -211,18 +211,18 @@ def check(counts: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqi
   if counts.unanswered == counts.examples:
     raise UserError(
       f"{counts.task}: none of the first examples of split {counts.split!r} has an answer to learn from. Set "
-      "config.data.train_split to another split, or correct the labels (-1 means no label)"
+      "config.data.train_split to another split, or correct the labels (-1 means no label)."
     )
   if counts.unanswered > MOST_UNANSWERED * max(counts.examples, _LEAST_EXAMPLES):
     raise UserError(
-      f"{where}: {counts.unanswered:,} of {counts.read} have no answer (-1 means no label), which is more than "
-      f"{MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task: "
-      "dataset.filter(lambda example: example['label'] >= 0)"
+      f"{where}: {counts.unanswered:,} of {counts.read} have no answer, more than the limit of "
+      f"{MOST_UNANSWERED:.0%}. Correct the labels (-1 means no label), or remove these examples in the task with "
+      "dataset.filter(lambda example: example['label'] >= 0)."
     )
   if draws_classes and len(counts.classes) == 1 and counts.examples >= _FEW_EXAMPLES:
     raise UserError(
       f"{where}: {counts.read} are of one class, because there is no other document to draw a second text from. "
-      "Give more documents"
+      "Give more documents."
     )
   if writes:
     check_options(counts, vocabulary)
@@ -242,7 +242,7 @@ def check_options(counts: Counts, vocabulary: seqio.Vocabulary) -> None:
   if lengths[longest] > limit:
     raise UserError(
       f"config.data.targets_length={limit}: the answer {longest!r} of {counts.task} has {lengths[longest]} "
-      f"tokens with EOS, and would be cut. Set config.data.targets_length={lengths[longest]}"
+      f"tokens with EOS, and would be cut. Set config.data.targets_length={lengths[longest]}."
     )
 
 
@@ -256,7 +256,7 @@ def notes(counts: Counts) -> list[str]:
     )
   share = counts.unknown / max(counts.tokens, 1)
   if share:
-    advice = "; the vocabulary lacks part of this text, so set config.data.vocabulary to another"
+    advice = ". The vocabulary lacks part of this text. Set config.data.vocabulary to another vocabulary."
     sentences.append(
       f"{counts.task}: {_percent(share)} of the tokens of {counts.read} are unknown"
       + (advice if share > _MANY_UNKNOWN else "")

@@ -24,18 +24,18 @@ def said(data: DataConfig, *, where: str) -> tuple[str, ...]:
   languages = tuple(name.strip() for name in data.language.split(",")) if data.language else ()
   setting = f"{where}.language={data.language}"
   if languages and not all(languages):
-    raise UserError(f"{setting}: a name is missing beside the comma. Give one language, or two as en,sw")
+    raise UserError(f"{setting}: a language is missing beside the comma. Give one language, or two, for example en,sw.")
   pairs = data.is_text and objectives.is_parallel(data.objective)
   if pairs and languages and len(set(languages)) != 2:
     raise UserError(
-      f"{setting}: config.data.objective={data.objective} reads texts with translations. Give two languages, of "
-      f"the text and of the translation: language={languages[0]},fr"
+      f"{setting}: config.data.objective={data.objective} reads texts with translations and needs two "
+      f"languages. Give the languages of the text and of the translation: {where}.language={languages[0]},fr."
     )
   if not pairs and len(languages) > 1:
     raise UserError(
-      f"{setting}: two languages are for texts with translations, which "
-      f"{'a registered mixture' if data.has_tasks else f'config.data.objective={data.objective}'} does not read. "
-      "Give a source for each language"
+      f"{setting}: two languages are for texts with translations, but "
+      f"{'a registered mixture' if data.has_tasks else f'config.data.objective={data.objective}'} reads no "
+      "translations. Give a source for each language."
     )
   return languages
 
@@ -72,8 +72,9 @@ def numbers(sources: Mapping[str, DataConfig]) -> dict[str, list[int]]:
     if not languages:
       named_source = next(source_name for source_name in languages_by_source if languages_by_source[source_name])
       raise UserError(
-        f"config.data.sources.{name}: has no language, but {named_source} has one. Beside translation_lm token "
-        f"types are language ids, so give config.data.sources.{name}.language, or leave it out of all sources"
+        f"config.data.sources.{name} has no language, but config.data.sources.{named_source} has a language. With "
+        f"translation_lm, token types are language ids. Give config.data.sources.{name}.language, or leave 'language' "
+        "empty in all sources."
       )
   every = of_all(sources)
   return {name: [every.index(language) for language in languages] for name, languages in languages_by_source.items()}
@@ -92,9 +93,9 @@ def check_model(sources: Mapping[str, DataConfig], *, segment_types: int) -> Non
   every = of_all(sources)
   if numbers(sources) and 1 < segment_types < len(every):
     raise UserError(
-      f"config.model.segment_types={segment_types}: with translation_lm each language needs one, and "
-      f"config.data.sources have {len(every)} ({', '.join(every)}). Set config.model.segment_types={len(every)}, "
-      "or 0 for a model without language embeddings"
+      f"config.model.segment_types={segment_types}: with translation_lm each language needs a token type, but "
+      f"config.data.sources have {len(every)} languages ({', '.join(every)}). Set "
+      f"config.model.segment_types={len(every)}, or 0 for a model without language embeddings."
     )
 
 
@@ -120,25 +121,26 @@ def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
   try:
     names = [name for _, name, _, _ in string.Formatter().parse(data.language_tags) if name is not None]
   except ValueError as error:
-    raise UserError(f"{key}: {error}. Give for example '<2{{target}}>'") from error
+    raise UserError(f"{key} is not valid ({error}). Give for example '<2{{target}}>'.") from error
   placeholders = ("source", "target")
   for name in names:
     if name not in placeholders:
       raise UserError(
-        f"{key}: {{{name}}} is not a language{did_you_mean(name, placeholders) or '.'} Use {{source}} and {{target}}"
+        f"{key}: {{{name}}} is not a placeholder{did_you_mean(name, placeholders) or '.'} Use {{source}} and "
+        "{target}."
       )
   languages = said(data, where=where)
   if names and not languages:
     raise UserError(
-      f"{key}: contains languages, but {where}.language is empty. Give the languages of the text and of the "
-      "translation, as en,fr"
+      f"{key} contains languages, but {where}.language is empty. Give the languages of the text and of the "
+      f"translation, for example {where}.language=en,fr."
     )
   first, second = languages or ("", "")
   write = lambda source, target: data.language_tags.format(source=source, target=target)
   try:
     return write(first, second), write(second, first)
   except ValueError as error:  # {target:d}
-    raise UserError(f"{key}: {error}. Give for example '<2{{target}}>'") from error
+    raise UserError(f"{key} is not valid ({error}). Give for example '<2{{target}}>'.") from error
 
 
 def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:
@@ -154,6 +156,6 @@ def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:
   read = list(sources.values()) or [data]
   if data.language_tags and not any(source.is_text and source.objective == _TAGGED for source in read):
     raise UserError(
-      f"config.data.language_tags={data.language_tags}: tags are prefixes of texts to translate, and no source "
-      f"has any. Set the objective of texts with translations to {_TAGGED}"
+      f"config.data.language_tags={data.language_tags} has no effect, because no source has the objective {_TAGGED}. "
+      "Set this objective for texts with translations, or leave config.data.language_tags empty."
     )

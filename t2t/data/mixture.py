@@ -36,16 +36,19 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
       value = getattr(source, key)
       if not 0.0 <= value <= high or not math.isfinite(value):
         rule = "at least 0" if high == math.inf else "from 0 to 1"
-        raise UserError(f"{_KEY}.{name}.{key}={value}: must be {rule}")
+        raise UserError(f"{_KEY}.{name}.{key}={value}: the value must be {rule}")
     if source.rate and source.share:
-      raise UserError(f"{_KEY}.{name}: has rate={source.rate} and share={source.share}. Leave one of them out")
+      raise UserError(
+        f"{_KEY}.{name} has both rate={source.rate} and share={source.share}. Leave out 'rate' or 'share'."
+      )
   if not 0.0 <= data.alpha <= 1.0:
-    raise UserError(f"config.data.alpha={data.alpha}: must be from 0 (uniform) to 1 (by size)")
+    raise UserError(f"config.data.alpha={data.alpha}: the value must be from 0 (uniform) to 1 (by size)")
   if data.mixing_unit not in SIZES:
-    raise UserError(f"config.data.mixing_unit={data.mixing_unit!r}: give {' or '.join(SIZES)}")
+    raise UserError(f"config.data.mixing_unit={data.mixing_unit!r}: unknown unit. Give {' or '.join(SIZES)}.")
   if not 0.0 <= data.repeat_warning_epochs < math.inf:
     raise UserError(
-      f"config.data.repeat_warning_epochs={data.repeat_warning_epochs}: must be a number of passes, or 0 (no warning)"
+      f"config.data.repeat_warning_epochs={data.repeat_warning_epochs}: the value must be a number of passes, or 0 "
+      "(no warning)"
     )
   shares = {name: source.share for name, source in sources.items() if source.share}
   unshared = [name for name in sources if name not in shares]
@@ -53,14 +56,15 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
   if unshared and remaining_share <= 0.0 or not unshared and not math.isclose(remaining_share, 0.0, abs_tol=1e-6):
     rule = "below 1, because some sources have no share" if unshared else "1, because every source has a share"
     raise UserError(
-      f"{_KEY}: the shares of {', '.join(shares)} add up to {1.0 - remaining_share:g}; they must be {rule}"
+      f"{_KEY}: the shares of {', '.join(shares)} add up to {1.0 - remaining_share:g}, but the sum must be {rule}. "
+      "Correct the shares."
     )
   rated = [name for name in unshared if sources[name].rate]
   if rated and len(rated) < len(unshared):
     unrated = next(name for name in unshared if name not in rated)
     raise UserError(
-      f"{_KEY}.{unrated}: has no rate, but {rated[0]} has one. Give every source a rate or a share, or none, to "
-      "sample them by size"
+      f"{_KEY}.{unrated} has no rate, but {_KEY}.{rated[0]} has a rate. Give every source a rate or a share. To sample "
+      "the sources by size, remove all rates."
     )
   weights = {name: sources[name].rate if rated else size(name) ** data.alpha for name in unshared}
   total = math.fsum(weights.values())
@@ -89,8 +93,8 @@ def join(
     for task in drawn:
       if task.name in tasks:
         raise UserError(
-          f"{_KEY}.{name}: another source already reads {task.name}. A task has one sampling rate; name it in one "
-          "source"
+          f"{_KEY}.{name} reads {task.name}, but {_KEY}.{of_source[task.name]} already reads this task. A task has one "
+          "sampling rate, so name the task in one source only."
         )
       tasks[task.name] = task, rates[name] * inner[task.name] / math.fsum(inner.values())
       of_source[task.name] = name

@@ -44,7 +44,10 @@ def split_preprocessors(task: seqio.Task) -> tuple[list, list]:
   """
   steps = list(task.preprocessors)
   if not task.source.caching_permitted:
-    raise UserError(f"{task.name}: cannot be cached, because its source is registered with caching_permitted=False")
+    raise UserError(
+      f"{task.name} cannot be cached, because its source is registered with caching_permitted=False. Leave the task "
+      "out, or register the source with caching_permitted=True."
+    )
   for step_index, step in enumerate(steps):
     if isinstance(step, seqio.CacheDatasetPlaceholder):
       return steps[:step_index], steps[step_index + 1 :]
@@ -55,9 +58,8 @@ def split_preprocessors(task: seqio.Task) -> tuple[list, list]:
     if registry.function_of(step) in _TOKENIZERS:
       return steps[: step_index + 1], steps[step_index + 1 :]
   raise UserError(
-    f"{task.name}: cannot be cached, because its preprocessors do not mark the place. Put "
-    "seqio.CacheDatasetPlaceholder() among them, behind the last one that needs neither random numbers nor "
-    "sequence_length"
+    f"{task.name} cannot be cached, because its preprocessors do not mark the place of the cache. Put "
+    "seqio.CacheDatasetPlaceholder() before the first preprocessor that needs random numbers or sequence_length."
   )
 
 
@@ -95,7 +97,7 @@ def check_record(task: seqio.Task, saved: Mapping[str, Any], *, where: str, reme
     task: task in the user's vocabulary.
     saved: `record` at the time of writing.
     where: the user's setting, for messages.
-    remedy: how to repair it, for messages.
+    remedy: end of a sentence, how to write the cache anew, for messages.
 
   Raises:
     UserError: they differ; says how.
@@ -106,13 +108,14 @@ def check_record(task: seqio.Task, saved: Mapping[str, Any], *, where: str, reme
       cached = saved["vocabulary"].get(name, {"ids": 0})
       how = f"{cached['ids']:,} ids" if cached["ids"] != vocabulary["ids"] else f"{cached['ids']:,} other ids"
       raise UserError(
-        f"{where}: {task.name} was cached with another vocabulary ({how}) than that of its {name} "
-        f"({vocabulary['ids']:,} ids). {remedy}"
+        f"{where}: {task.name} was cached with another vocabulary ({how}) than the present vocabulary of its {name} "
+        f"({vocabulary['ids']:,} ids). Give the vocabulary of the cache, or {remedy}"
       )
   if saved["preprocessors"] != expected_record["preprocessors"]:
     raise UserError(
-      f"{where}: {task.name} was cached behind {', '.join(saved['preprocessors']) or 'no preprocessor'}, but now "
-      f"begins with {', '.join(expected_record['preprocessors']) or 'none'}. {remedy}"
+      f"{where}: {task.name} was cached behind {', '.join(saved['preprocessors']) or 'no preprocessor'}, but the task "
+      f"now begins with {', '.join(expected_record['preprocessors']) or 'no preprocessor'}. Restore the preprocessors, "
+      f"or {remedy}"
     )
 
 
@@ -163,7 +166,8 @@ class CacheSource(seqio.DataSource):
     number = read_json(seqio.get_cached_info_path(self._folder, split))["num_shards"]
     if len(shard_paths) != number:
       raise UserError(
-        f"{self._folder}: only {len(shard_paths)} of {number} files of split {split} exist. Copy the whole folder"
+        f"{self._folder}: only {len(shard_paths)} of {number} files of split {split} exist. Copy the whole folder "
+        "again."
       )
     return shard_paths
 
@@ -240,13 +244,13 @@ def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Ta
     begun = tf.io.gfile.exists(os.path.join(folder, RECORD))
     raise UserError(
       f"{where}: {task.name} is {'cached only in part' if begun else 'not cached'}, because "
-      f"{os.path.join(folder, COMPLETED)} does not exist. Write it with `{command}`, or read the task's source "
-      "with config.data.cache_dir="
+      f"{os.path.join(folder, COMPLETED)} does not exist. Write the cache with `{command}`, or read the task's "
+      "source with config.data.cache_dir=''."
     )
   _, after = split_preprocessors(task)
   source = CacheSource(folder)
   if tf.io.gfile.exists(os.path.join(folder, RECORD)):
-    remedy = f"Set config.data.vocabulary to that one, or write the cache anew with `{command} --overwrite`"
+    remedy = f"write the cache anew with `{command} --overwrite`."
     check_record(task, read_json(os.path.join(folder, RECORD)), where=where, remedy=remedy)
   else:
     logging.warning("%s: seqio alone wrote this cache, without a record of the vocabulary", folder)
@@ -254,9 +258,9 @@ def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Ta
   missing = [split for split in splits if split not in source.splits and split in task.splits]
   if missing:
     raise UserError(
-      f"{where}: {task.name} was cached without {', '.join(missing)} (it has "
-      f"{', '.join(source.splits) or 'nothing'}). Write it anew with `{command} --splits "
-      f"{','.join(dict.fromkeys(splits))} --overwrite`"
+      f"{where}: {task.name} was cached without the split {', '.join(missing)} (cached splits: "
+      f"{', '.join(source.splits) or 'none'}). Write the cache anew with `{command} --splits "
+      f"{','.join(dict.fromkeys(splits))} --overwrite`."
     )
   return task.replace(source=source, preprocessors=after)
 

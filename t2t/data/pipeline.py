@@ -93,7 +93,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
     UserError: no mixture is given, or a name matches no task.
   """
   if not data.has_tasks:
-    raise UserError("config.data.mixture is empty. Give a task or a mixture to evaluate")
+    raise UserError("config.data.mixture is empty. Give a task or a mixture to evaluate.")
   tasks = [adapted(data, task) for task in task_resolution.select(registered(data), names)]
   return [task_resolution.for_architecture(task, architecture) for task in tasks]
 

@@ -42,8 +42,10 @@ def field(example: Mapping[str, Any] | None, name: str) -> Any:
     UserError: the example lacks the field; lists its fields.
   """
   if example is None or name not in example:
-    names = ", ".join(sorted(example)) if example else "no fields"
-    raise UserError(f"an example has no field {name!r}; it has {names}. Keep the field in the task's preprocessors")
+    names = ", ".join(sorted(example)) if example else "none"
+    raise UserError(
+      f"an example has no field {name!r} (fields of the example: {names}). Keep the field in the task's preprocessors."
+    )
   return example[name]
 
 
@@ -197,11 +199,11 @@ def mark_entities(names: Sequence[str]) -> bool:
   marks = [name for name in names if _is_mark(name)]
   if unmarked := [name for name in names if name != "O" and name not in marks and marks]:
     raise UserError(
-      f"tags {', '.join(names)}: {unmarked[0]} does not begin with B- or I-, but {marks[0]} does. Give all tags "
-      "B- or I-, except O"
+      f"tags {', '.join(names)}: {unmarked[0]} does not begin with B- or I-, but {marks[0]} does. Begin all tags "
+      "except O with B- or I-."
     )
   if spaced := [name for name in names if name.split() != [name]]:
-    raise UserError(f"tag {spaced[0]!r}: a tag must not contain white space, which separates tags")
+    raise UserError(f"tag {spaced[0]!r} contains white space, but white space separates tags. Rename the tag.")
   return bool(marks)
 
 

@@ -157,8 +157,8 @@ def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], p
     unknown = [int(tag) for tag in tags if not 0 <= tag < len(names)]
     if unknown:
       raise UserError(
-        f"{prefix}: a word has the tag {unknown[0]}, but there are only {len(names)}: {', '.join(names)}. Correct "
-        "the tag, or the names"
+        f"{prefix}: a word has the tag {unknown[0]}, but there are only {len(names)} tags, numbered from 0: "
+        f"{', '.join(names)}. Correct the tag of the word, or the names of the tags."
       )
     return postprocessors.written_tags([word.decode() for word in words], [names[tag] for tag in tags], names).encode()
 

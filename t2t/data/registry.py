@@ -118,16 +118,16 @@ def task_or_mixture(
   for module, registered in _loaded.items():
     if name in registered:
       raise UserError(
-        f"{where}{name}: this task is in {module}, which is not imported. Add the module to {modules_where}"
+        f"{where}{name}: this task is in {module}, but {module} is not imported. Add {module} to {modules_where}."
       )
   near = difflib.get_close_matches(name, known_names, n=3, cutoff=0.4)
   listing = (
-    f"choose from {', '.join(known_names[:10])}{', ...: `t2t tasks` lists them' if len(known_names) > 10 else ''}"
+    f"Choose from {', '.join(known_names[:10])}{', ... (`t2t tasks` lists all)' if len(known_names) > 10 else ''}"
   )
   raise UserError(
-    f"{where}{name}: no task or mixture of that name;"
-    f" {'the nearest are ' + ', '.join(near) if near else listing if known_names else 'none is registered'}."
-    f" Imported: {', '.join(modules) or 'nothing'}; {modules_where} names modules"
+    f"{where}{name}: no task or mixture has this name."
+    f" {'Similar names: ' + ', '.join(near) if near else listing if known_names else 'No task is registered'}."
+    f" Imported modules: {', '.join(modules) or 'none'}. Give {modules_where} to import other modules."
   )
 
 
@@ -140,7 +140,7 @@ def _import(module: str, *, where: str) -> None:
       with imports.also_from_here(), _stand_ins(module):
         importlib.import_module(module)
   except imports.UnknownName as error:
-    raise UserError(f"{where}: cannot be imported: {_code_location(error)}{error}") from error
+    raise UserError(f"{where} cannot be imported: {_code_location(error)}{error}") from error
   except UserError:
     raise
   except ModuleNotFoundError as error:
@@ -148,7 +148,7 @@ def _import(module: str, *, where: str) -> None:
     if error.name and (module == error.name or module.startswith(f"{error.name}.")):
       raise UserError(
         f"{where}: no such module is installed or in {os.getcwd()}. Give the path of a .py file, or put the "
-        "module's folder on PYTHONPATH"
+        "module's folder on PYTHONPATH."
       ) from error
     raise UserError(_failure(error, where=where)) from error
   except Exception as error:  # any error of the user's module
@@ -166,7 +166,7 @@ def _stand_ins(module: str) -> contextlib.AbstractContextManager[Any]:
 
 def _import_file(path: pathlib.Path, *, where: str) -> None:
   if not path.is_file():
-    raise UserError(f"{where}: no such file. Give the path of a .py file, or the name of a module")
+    raise UserError(f"{where}: no such file. Give the path of a .py file, or the name of a module.")
   name = _module_name(str(path))
   if name in sys.modules:
     return
@@ -176,8 +176,8 @@ def _import_file(path: pathlib.Path, *, where: str) -> None:
 def _failure(error: Exception, *, where: str) -> str:
   message = f"{type(error).__name__}: {error}"
   if isinstance(error, SyntaxError):
-    return f"{where}: cannot be imported: {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-  return f"{where}: cannot be imported: {_code_location(error)}{message}"
+    return f"{where} cannot be imported: {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+  return f"{where} cannot be imported: {_code_location(error)}{message}"
 
 
 def _code_location(error: Exception) -> str:

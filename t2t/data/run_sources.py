@@ -125,10 +125,10 @@ class RunSource:
     unit = self.data.mixing_unit
     counts = [subtask.num_input_examples(self.data.train_split) for subtask in task_resolution.tasks_of(task)]
     if unit == "tokens" or None in counts:
-      why = "its number of tokens is unknown" if unit == "tokens" else "its number of examples is unknown"
+      why = "the number of tokens is unknown" if unit == "tokens" else "the number of examples is unknown"
       raise UserError(
-        f"{self.where}: {why}, but config.data.mixing_unit={unit} samples by it. Give {self.where}.rate or "
-        f"{self.where}.share"
+        f"{self.where}: {why}, but config.data.mixing_unit={unit} samples by this number. Give {self.where}.rate "
+        f"or {self.where}.share."
       )
     return float(sum(counts))
 
@@ -194,9 +194,9 @@ class RunSource:
     data = self.data
     if (data.dictionary or data.switching_rate) and not data.has_text:
       raise UserError(
-        f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words are "
-        f"replaced in files only, and {data.named} has registered tasks, which may use `code_switching` among "
-        "their preprocessors. Leave both keys out"
+        f"config.data.dictionary={data.dictionary} and config.data.switching_rate={data.switching_rate} replace words "
+        f"of files only, but {data.named} has registered tasks. Leave out both keys. To replace words of a task, add "
+        "`code_switching` to the preprocessors of the task."
       )
     if data.language or data.language_tags:
       from t2t.data import languages
@@ -235,7 +235,7 @@ class RunSource:
     split = self.data.eval_split
     return UserError(
       f"split {split!r} of {self.data.source_key(task) or self.data.named} has no held-out example: {why}. Give "
-      f"evaluation text, or another split (config.data.eval_split={split})"
+      f"evaluation text, or set config.data.eval_split to another split."
     )
 
 
@@ -273,13 +273,13 @@ class Text(RunSource):
     _check_is_one(data)
     for name, folder in data.benchmark_dirs.items():
       raise UserError(
-        f"config.data.benchmark_dirs.{name}={folder}: contains tasks, but config.data.files is set. Leave out "
-        "one of them"
+        f"config.data.benchmark_dirs.{name}={folder} is for registered tasks, but config.data.files is set. Leave out "
+        f"config.data.benchmark_dirs.{name} or config.data.files."
       )
     if data.cache_dir:
       raise UserError(
-        f"config.data.cache_dir={data.cache_dir}: contains tasks, but config.data.files is set. Leave out "
-        "config.data.cache_dir, or register a task"
+        f"config.data.cache_dir={data.cache_dir} is for registered tasks, but config.data.files is set. Leave out "
+        "config.data.cache_dir, or register a task for the files."
       )
     vocabulary = self.vocabulary()
     return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))
@@ -332,7 +332,7 @@ class Text(RunSource):
     pass  # `check_early` checks it
 
   def no_held_out(self, task: str, why: str) -> UserError:
-    return UserError(f"config.data.eval_files: no held-out example: {why}. Give evaluation text")
+    return UserError(f"config.data.eval_files has no held-out example: {why}. Give evaluation text.")
 
 
 class TextFiles(Text):
@@ -397,14 +397,14 @@ class TextFiles(Text):
       held_out = "" if data.eval_files else f" ({documents['validation']:,} more are held out)"
       instead = "more documents" if data.eval_files else f"more documents, or evaluation text as {where}.eval_files"
       raise UserError(
-        f"{self.key}: only one document is left to train on{held_out}, and {pairs}, so all examples would be of "
-        f"one class. Give {instead} (a line of a text file is a document)"
+        f"{self.key}: only one document is left to train on{held_out}. {pairs}, so all examples would be of "
+        f"one class. Give {instead}. A line of a text file is a document."
       )
     if documents["validation"] > 1:
       return []
     return [
-      f"{where}: only one document is held out, and {pairs}, so held-out examples are all of one class. Give "
-      f"several documents as {where}.eval_files"
+      f"{where}: only one document is held out. {pairs}, so held-out examples are all of one class. Give "
+      f"several documents as {where}.eval_files."
     ]
 
   def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
@@ -421,22 +421,23 @@ class TextFiles(Text):
       smaller = f", or set config.train.batch_size={count} or less" if count else ""
       raise UserError(
         f"config.data.files: {scanned.documents} document(s) with {scanned.characters:,} characters make {count} "
-        f"example(s), fewer than one batch. Give more text{smaller}"
+        f"example(s), fewer than config.train.batch_size={batch_size}. Give more text{smaller}."
       )
 
   def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
     return UserError(
       f"{self.where}.files: config.data.objective={self.data.objective} makes no example of this text "
       f"({error.num_records:,} documents were read). Give other text"
-      + ("" if self.is_alone else ", or leave the source out")
+      + ("." if self.is_alone else ", or leave out the source.")
     )
 
 
 def _check_is_one(data: DataConfig) -> None:
   if bool(data.files) == bool(data.mixture):
     raise UserError(
-      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give exactly one of them, "
-      "text files or the name of a registered task or mixture, or several sources in config.data.sources"
+      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: exactly one of these keys "
+      "must be set. Give text files, or the name of a registered task or mixture. Give several sources in "
+      "config.data.sources."
     )
 
 

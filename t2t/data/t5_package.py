@@ -73,8 +73,8 @@ def _language(code: str) -> str:
     import babel
   except ImportError as error:
     raise UnknownName(
-      f"t5.data.preprocessors.translate: the English name of {code!r} needs babel (pip install babel). Without "
-      f"it t2t knows only {', '.join(_LANGUAGES)}"
+      f"t5.data.preprocessors.translate: the English name of the language {code!r} is unknown without the package "
+      f"babel. Run pip install babel, or use only the languages {', '.join(_LANGUAGES)}."
     ) from error
   return babel.Locale(code[:2]).english_name
 
@@ -161,7 +161,7 @@ def _sklearn_metrics_wrapper(metric_str, metric_dict_str=None, metric_post_proce
   import sklearn.metrics
 
   if not hasattr(sklearn.metrics, metric_str):
-    raise ValueError(f"sklearn.metrics does not have: {metric_str}")
+    raise ValueError(f"sklearn.metrics has no function {metric_str}. Correct the name of the metric.")
 
   def metric(targets, predictions):
     value = getattr(sklearn.metrics, metric_str)(targets, predictions, **metric_fn_kwargs)
@@ -245,7 +245,7 @@ def _word_f1(target: str, prediction: str) -> float:
 def _squad_metric(targets, predictions):
   if len(targets) != len(predictions):
     raise ValueError(
-      f"squad: {len(targets)} targets, but {len(predictions)} predictions. Give as many predictions as targets"
+      f"squad: {len(targets)} targets, but {len(predictions)} predictions. Give as many predictions as targets."
     )
   pairs = [([_normalized(t) for t in u], _normalized(p)) for u, p in zip(targets, predictions, strict=True)]
   exact = np.mean([max(t == prediction for t in right) for right, prediction in pairs])
@@ -442,8 +442,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
       parent, _, name = fullname.rpartition(".")
       if fullname in _REGISTERS:
         raise UnknownName(
-          f"{fullname}: the t5 package is not installed. Name t2t's tasks and mixtures instead of those that it "
-          "registers: `t2t tasks` lists them, and docs/from_t5x.md has t5's names of mixtures"
+          f"{fullname}: the t5 package is not installed. Use tasks and mixtures of t2t instead; `t2t tasks` lists "
+          "them. docs/from_t5x.md lists the mixtures of t5 with their names in t2t."
         )
       raise _missing(parent, name)
     return None

@@ -41,15 +41,15 @@ def check(
   key = f"config.{'/'.join(adapters)}.tasks={','.join(known_tasks)}"
   if len(known_tasks) > feature_spec.MOST_TASKS:
     raise UserError(
-      f"config.{'/'.join(adapters)}.tasks: {len(known_tasks)} tasks, but at most {feature_spec.MOST_TASKS} are "
-      "possible. Remove some"
+      f"config.{'/'.join(adapters)}.tasks has {len(known_tasks)} tasks, but at most {feature_spec.MOST_TASKS} are "
+      "possible. Remove tasks."
     )
   source = run_sources.of(data)
   if provider is None:
     if len(known_tasks) > 1:
       raise UserError(
-        f"{key}: config.data.files={source.title} has no task name. Give config.data.sources instead: "
-        f"--config.data.sources.{known_tasks[0]}.files={source.title}"
+        f"{key} needs the name of the task, but config.data.files={source.title} has no task name. Give a named source "
+        f"instead: --config.data.sources.{known_tasks[0]}.files={source.title}."
       )
     return {}
   return {

@@ -59,8 +59,8 @@ def named(mixture: str, *, modules: Sequence[str]) -> Provider:
   for part in parts:
     if not {"targets", "texts"} & set(part.output_features):
       raise UserError(
-        f"config.data.mixture={mixture}: {part.name} has neither the output feature 'targets' nor 'texts' to "
-        "compare. Add one of them to its output_features"
+        f"config.data.mixture={mixture}: {part.name} has neither the output feature 'targets' nor the output "
+        "feature 'texts'. Add 'targets' to the output_features of the task, or 'texts' for texts to compare."
       )
   if len(parts) == 1:
     return parts[0]
@@ -95,7 +95,9 @@ def check_yields(features: Mapping[str, Sequence[str]], where: str) -> None:
   """
   if len(set(features.values())) > 1:
     listed = "; ".join(f"{name}: {', '.join(yielded)}" for name, yielded in features.items())
-    raise UserError(f"{where} must yield the same features to be mixed ({listed})")
+    raise UserError(
+      f"{where} must yield the same features to be mixed ({listed}). Mix only data with the same features."
+    )
 
 
 def select(mixture: Provider, names: Sequence[str], *, where: str = "config.eval.tasks") -> list[seqio.Task]:
@@ -144,10 +146,12 @@ def _select(
     if len(ending) == 1:
       return ending[0]
     if ending:
-      raise UserError(f"{where}: {name} may be {' or '.join(task.name for task in ending)}. Give the whole name")
+      raise UserError(
+        f"{where}: {name} matches several tasks: {', '.join(task.name for task in ending)}. Give the whole name."
+      )
   known_tasks = [*mixture_tasks, *(sibling for sibling in sibling_tasks if sibling not in mixture_tasks)]
   raise UserError(
-    f"{where}: {name}: no such task{did_you_mean(name, known_tasks) or ';'} choose from {', '.join(known_tasks)}"
+    f"{where}: {name} is not a task{did_you_mean(name, known_tasks) or '.'} Choose from {', '.join(known_tasks)}."
   )
 
 
@@ -280,10 +284,10 @@ def check_folders(provider: Provider, folders: Mapping[str, str]) -> None:
   keys = sorted({source.folder_key for source in sources if isinstance(source, named_sources.FolderSource)})
   for key, folder in folders.items():
     if key not in keys:
-      near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
+      remedy = f"Known keys: {', '.join(keys)}." if keys else "Leave the key out."
       raise UserError(
         f"config.data.benchmark_dirs.{key}={folder}: no task of config.data.mixture={provider.name} reads this "
-        f"folder{near}"
+        f"folder{did_you_mean(key, keys) or '.'} {remedy}"
       )
 
 
@@ -321,7 +325,7 @@ def check(provider: Provider, splits: Mapping[str, str], *, where: str) -> None:
     if vocabulary_of(task) != first:
       raise UserError(
         f"{where}: {tasks[0].name} and {task.name} are registered with different vocabularies. Set "
-        "config.data.vocabulary to one for all"
+        "config.data.vocabulary to one vocabulary for all tasks."
       )
   for key, split in splits.items():
     for task in tasks:
@@ -329,9 +333,9 @@ def check(provider: Provider, splits: Mapping[str, str], *, where: str) -> None:
         task.source.num_input_examples(split)  # reads the files
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
     if split not in provider.splits:
-      near = did_you_mean(split, provider.splits)
+      near = did_you_mean(split, provider.splits) or "."
       raise UserError(
-        f"config.data.{key}={split}: {where} has no such split; it has {', '.join(provider.splits)}{near}"
+        f"config.data.{key}={split}: {where} has no such split{near} Choose from {', '.join(provider.splits)}."
       )
   if isinstance(provider, seqio.Mixture):
     for task in tasks:
@@ -344,9 +348,9 @@ def _check_rate(mixture: seqio.Mixture, task: seqio.Task, where: str) -> None:
     split = counted.keywords.get("split", "train")
     if split in task.splits and task.num_input_examples(split) is None:
       raise UserError(
-        f"{where}: {task.name} has no number of examples, by which tasks are mixed. Give its source "
-        f"num_input_examples={{{split!r}: NUMBER}}, or register a mixture with rates: "
-        "seqio.MixtureRegistry.add(name, [(task, rate), ...])"
+        f"{where}: tasks are mixed by their numbers of examples, but {task.name} has no number of examples. Give the "
+        f"source num_input_examples={{{split!r}: NUMBER}}, or register a mixture with rates: "
+        "seqio.MixtureRegistry.add(name, [(task, rate), ...])."
       )
 
 

@@ -84,12 +84,12 @@ def _with_table(config: Config) -> Config:
     if not (data.inputs_length or data.is_named):
       raise UserError(
         "config.data.files is empty, but --config finetune reads a table. Give --config.data.files=train.tsv and "
-        "--config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
+        "--config.data.labels=auto. For registered tasks, give another config, such as finetune_superglue."
       )
     if data.is_text and not (data.inputs_length and data.targets_length):
       raise UserError(
-        f"config.data.labels is empty, so {data.named} is not read as a table. Give --config.data.labels=auto, "
-        "or, for text to pre-train on, config.data.inputs_length and config.data.targets_length"
+        f"config.data.labels is empty, so {data.named} is not read as a table. Give --config.data.labels=auto "
+        "for a table. For text to pre-train on, give config.data.inputs_length and config.data.targets_length."
       )
     return config
   from t2t.data import tables
@@ -155,13 +155,17 @@ def _number_of_examples(config: Config, provider: seqio.Task | seqio.Mixture | N
   if provider is None or epochs < 0:
     raise UserError(
       f"config.train.epochs={epochs}: "
-      + ("must not be below 0" if epochs < 0 else "counts examples of tasks, but there is no config.data.mixture")
-      + ". Give config.train.steps, and 0.0 epochs"
+      + (
+        "the number of epochs must not be below 0"
+        if epochs < 0
+        else "epochs count examples of tasks, but config.data.mixture is empty"
+      )
+      + ". Set config.train.steps and config.train.epochs=0.0."
     )
   if data.pack:
     raise UserError(
       f"config.train.epochs={epochs}: with config.data.pack=True a row has an unknown number of examples. Set "
-      "config.data.pack=False, or give config.train.steps, and 0.0 epochs"
+      "config.data.pack=False, or set config.train.steps and config.train.epochs=0.0."
     )
   number = 0
   for task in task_resolution.tasks_of(pipeline.adapted(data, provider)):
@@ -169,8 +173,8 @@ def _number_of_examples(config: Config, provider: seqio.Task | seqio.Mixture | N
       count = task.num_input_examples(data.train_split)
       if count is None:
         raise UserError(
-          f"config.train.epochs={epochs}: {task.name} has no number of examples. Give config.train.steps, and "
-          "0.0 epochs"
+          f"config.train.epochs={epochs}: the number of examples of {task.name} is unknown. Set "
+          "config.train.steps and config.train.epochs=0.0."
         )
       number += count * _rows_of_a_record(config, task)
   return number
@@ -231,8 +235,8 @@ def _tell_undrawn(stage: stages.Stage) -> None:
       where = data.source_key(name) or f"{data.named}: {name}"
       hosts.log_once(
         f"{stage.name and f'config.stages, {stage.name}: '}{where} has a share of {rate / total:.2g}, and "
-        f"{steps:,} steps read {rows:,} rows, so no example of it is expected. Give it a higher rate, or leave "
-        "it out"
+        f"{steps:,} steps read {rows:,} rows, so no example is expected. Give this task a higher rate, or "
+        "leave the task out."
       )
   if stage.config.train.epochs < 1.0:
     return
@@ -289,7 +293,7 @@ def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | 
       f"{name}: {', '.join(head.name for head in objective_heads) or 'none'}" for name, objective_heads in heads.items()
     )
     raise UserError(
-      f"{config.data.named}: the objectives ask different heads ({listed}). Choose objectives with the same heads"
+      f"{config.data.named}: the objectives use different heads ({listed}). Choose objectives with the same heads."
     )
   return next(iter(heads.values()), ())
 
@@ -298,8 +302,8 @@ def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Conf
   """Returns the config with the heads of its objective first, in the order in which they are asked."""
   if config.train.loss != "tokens_and_heads":
     raise UserError(
-      f"config.train.loss={config.train.loss}: the objective asks a head {objective_heads[0].name!r} besides the "
-      "tokens. Set config.train.loss=tokens_and_heads"
+      f"config.train.loss={config.train.loss} does not train both the tokens and the head {objective_heads[0].name!r} "
+      "of the objective. Set config.train.loss=tokens_and_heads."
     )
   model_heads = {head.name: head for head in config.model.heads}
   for head in objective_heads:
@@ -307,8 +311,9 @@ def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Conf
     if (model_head.kind, model_head.num_classes) != (head.kind, head.num_classes):
       raise UserError(
         f"config.model.heads: {model_head.name} is a {model_head.kind} head with {model_head.num_classes} "
-        f"classes, but the objective asks a {head.kind} head with {head.num_classes}"
-        + (f": {', '.join(head.labels)}" if head.labels else "")
+        f"classes, but the objective needs a {head.kind} head with {head.num_classes} classes"
+        + (f" ({', '.join(head.labels)})" if head.labels else "")
+        + ". Leave this head out of config.model.heads."
       )
   names = [head.name for head in objective_heads]
   other_heads = (head for head in config.model.heads if head.name not in names and head.kind not in ASKED_HEADS)
@@ -322,9 +327,9 @@ def _check_learns(provider: seqio.Task | seqio.Mixture | None, config: Config) -
   for task in task_resolution.tasks_of(provider):
     if task.metric_fns and not objectives.of(task):
       raise UserError(
-        f"{run_sources.of(config.data).key}: {task.name} has generated answers, which a model with "
-        f"config.model.architecture={config.model.architecture} does not learn. Leave config.train.loss empty, "
-        "so that a head answers, and do not mix such tasks with a masked-LM objective"
+        f"{run_sources.of(config.data).key}: {task.name} has generated answers, but a model with "
+        f"config.model.architecture={config.model.architecture} does not generate text. Leave config.train.loss empty "
+        "to train a head, and do not mix such tasks with a masked-LM objective."
       )
 
 
@@ -370,8 +375,8 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
       _tell_undrawn(stage)
       if pipeline.vocabulary(stage.config.data) != first:  # tasks may have their own vocabulary
         raise UserError(
-          f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, but the model has one "
-          "embedding. Set config.data.vocabulary for all stages"
+          f"{stage.config.data.named}: the vocabulary differs from the vocabulary of stage {run[0].name}, but the "
+          "model has only one embedding. Set the same config.data.vocabulary for all stages."
         )
   for note in notes:
     hosts.log_once(note)
@@ -435,26 +440,26 @@ def _check_loss(config: Config) -> None:
   if answered_by_heads(config.train.loss) and not asks:
     asking = ", ".join(filter(objectives.heads_of, objectives.OBJECTIVES))
     raise UserError(
-      f"{where}: its examples ask no head, but config.train.loss={config.train.loss} needs answers of heads. "
-      f"Choose one of the objectives {asking}, or set config.train.loss=cross_entropy"
+      f"{where}: the examples have no answers for heads, but config.train.loss={config.train.loss} needs such answers. "
+      f"Choose one of the objectives {asking}, or set config.train.loss=cross_entropy."
     )
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(
-        f"{where}: its examples are pairs of texts, but config.train.loss={config.train.loss} does not compare "
-        "them. Set config.train.loss=contrastive, or start from a config such as simcse_base"
+        f"{where}: the examples are pairs of texts, but config.train.loss={config.train.loss} does not compare pairs. "
+        "Set config.train.loss=contrastive, or start from a config such as simcse_base."
       )
     raise UserError(
       f"{where}: config.train.loss=contrastive compares pairs of texts, but the examples are not pairs. Choose "
-      "the objective neighbouring_sentences or same_text_twice, or a task with `pairs.preprocessors`"
+      "the objective neighbouring_sentences or same_text_twice, or a task with `sentence_pairs.preprocessors`."
     )
   if "same_text_twice" in names and (not model.dropout_rate or model.broadcast_dropout):
     # T5's dropout is equal for all positions of a row, which has both texts.
     key = "broadcast_dropout=True" if model.dropout_rate else "dropout_rate=0.0"
     right = "broadcast_dropout=False" if model.dropout_rate else "dropout_rate=0.1"
     raise UserError(
-      f"config.model.{key}: only dropout makes two different vectors of the same text, and each text needs its "
-      f"own draw. Set config.model.{right}"
+      f"config.model.{key}: the two vectors of a text would be equal, but the objective same_text_twice compares "
+      f"different vectors. Set config.model.{right}."
     )
 
 
@@ -467,8 +472,8 @@ def _check_sees(config: Config) -> None:
     names, where, *_ = part.made()
     if "masked_next_token" in names:
       raise UserError(
-        f"{where}: has bidirectional rows, but config.model.bidirectional_prefix=False makes attention causal. "
-        "Set config.model.bidirectional_prefix=True"
+        f"{where} needs bidirectional attention, but config.model.bidirectional_prefix=False makes attention causal. "
+        "Set config.model.bidirectional_prefix=True."
       )
 
 
@@ -499,7 +504,8 @@ def check_vocabulary(
   spec, digest = config.data.vocabulary, vocabularies.digest(vocabulary)
   if hosts.share(digest) != digest:
     raise UserError(
-      f"config.data.vocabulary={spec}: has another content on this host than on the first. Copy it from the first host"
+      f"config.data.vocabulary={spec}: the vocabulary on this host differs from the vocabulary on the first host. Copy "
+      "the vocabulary from the first host."
     )
   if saved is not None:
     noted = batch_iterator.vocabulary_digest(str(saved.get("data.vocabulary", "")))

@@ -46,13 +46,15 @@ def check(
   """
   for key in ("inputs_length", "targets_length", "shuffle_buffer"):
     if getattr(data, key) < 1:
-      raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
+      raise UserError(f"config.data.{key}={getattr(data, key)}: the value must be 1 or more")
   if batch_size < 1:
-    raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
+    raise UserError(f"config.train.batch_size={batch_size}: the value must be 1 or more")
   if not 0.0 <= data.max_bad_record_fraction <= 1.0:
-    raise UserError(f"config.data.max_bad_record_fraction={data.max_bad_record_fraction}: must be a share, from 0 to 1")
+    raise UserError(
+      f"config.data.max_bad_record_fraction={data.max_bad_record_fraction}: the share must be from 0 to 1"
+    )
   if data.num_streams < 0:
-    raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (chosen) or more")
+    raise UserError(f"config.data.num_streams={data.num_streams}: the value must be 0 (chosen by t2t) or more")
   source = run_sources.of(data)
   source.check_early(architecture, model_vocab_size=model_vocab_size)
   task = pipeline.load_task(data, architecture, heads=heads)
@@ -73,8 +75,8 @@ def check(
     if data.is_text:
       raise
     raise PreprocessorsFail(
-      f"{data.named}: its preprocessors fail: {type(error).__name__}: {_last_line(error)}. Run `t2t tasks show "
-      f"{source.name or 'NAME'}` to see which one, and its input"
+      f"{data.named}: the preprocessors fail with {type(error).__name__}: {_last_line(error).rstrip('.')}. Run `t2t "
+      f"tasks show {source.name or 'NAME'}` to see which preprocessor fails, and its input."
     ) from error
   notes = source.check_documents()
   source.check_fills_a_batch(examples, batch_size=batch_size)

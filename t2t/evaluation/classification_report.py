@@ -152,7 +152,7 @@ def classification_report(
       continue
     row = _index(target, index)
     if row is None:
-      raise ValueError(f"target {position}: {target!r} is not a label; labels are {', '.join(names)}")
+      raise ValueError(f"target {position}: {target!r} is not a label; give one of {', '.join(names)}")
     column = _index(prediction, index)
     confusion[row, len(names) if column is None else column] += 1
   return ClassificationReport(names, confusion, without_gold)

@@ -40,8 +40,9 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "li
   without_metrics = [task.name for task in tasks if not task.metric_fns]
   if names and without_metrics or len(without_metrics) == len(tasks):
     raise UserError(
-      f"{', '.join(without_metrics)}: no metrics, so there is nothing to evaluate; register the task with"
-      " metric_fns=[t2t.evaluation.task_metrics.accuracy] or your own functions (targets, predictions) -> {name: value}"
+      f"{', '.join(without_metrics)}: no metrics, so there is nothing to evaluate. Register the task with"
+      " metric_fns=[t2t.evaluation.task_metrics.accuracy], or with your own functions"
+      " (targets, predictions) -> {name: value}."
     )
   return [task for task in tasks if task.metric_fns]
 
@@ -111,7 +112,9 @@ class Evaluation:
       except bad_records.NoExamples as error:
         if settings.tasks or not _is_never_drawn(data, task.name):
           raise
-        hosts.log_once(f"{error}. Its mixture rate is 0, so the task is not evaluated")
+        hosts.log_once(
+          f"{str(error).removesuffix('.')}. The mixture rate of this task is 0, so the task is not evaluated."
+        )
     self._tasks = [task for task in self._tasks if task.name in self._examples]
 
   @property
@@ -252,7 +255,10 @@ class Evaluation:
         ours = getattr(function, "__module__", "") == task_metrics.__name__
         percentages = percentages | set(measured) if ours else percentages - set(measured)
     except Exception as error:  # a user-defined metric may raise anything
-      raise UserError(f"{task.name}: metric {_name(function)} failed: {type(error).__name__}: {error}") from error
+      raise UserError(
+        f"{task.name}: metric {_name(function)} raised {type(error).__name__} ({error}); correct this metric, or name "
+        "only other tasks in config.eval.tasks"
+      ) from error
     return metrics, percentages
 
 
@@ -366,21 +372,21 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
     return config
   if not saved:
     raise UserError(
-      f"--checkpoint {source.path}: was not fine-tuned on a table, so it has no evaluation data; give --config "
-      "superglue, or --config.data.mixture=TASKS"
+      f"--checkpoint {source.path} names no evaluation data, because the model was not fine-tuned on a table; give "
+      "--config superglue, or --config.data.mixture=TASKS"
     )
   if data.is_named or data.labels:
     files = next((data_source.files for data_source in data.source_list), "FILE")
     typed = data.named if data.is_named else f"config.data.labels={data.labels}"
     raise UserError(
-      f"{typed}: evaluation reads config.data.eval_files, with the columns and classes of the training table; "
-      f"give --config.data.eval_files={files}"
+      f"{typed} is only for training. Give --config.data.eval_files={files} instead, a table with the columns and "
+      "classes of the training table."
     )
   spec = tables.from_dict(saved)
   if not data.eval_files and any(map(data.is_in_memory, (spec.files, spec.eval_files))):
     raise UserError(
-      f"config.data.eval_files is empty: --checkpoint {source.path} was trained on examples that a Python program"
-      " passed, which are not saved; give --config.data.eval_files=FILE, a table with the same columns"
+      f"config.data.eval_files is empty, and the examples that a Python program passed to train --checkpoint"
+      f" {source.path} are not saved. Give --config.data.eval_files=FILE, a table with the same columns."
     )
   files = "" if data.eval_files else spec.files
   spec = dataclasses.replace(spec, files=files, eval_files=data.eval_files or spec.eval_files)

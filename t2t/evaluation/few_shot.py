@@ -31,9 +31,11 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
     UserError: the split is missing or empty, or a record cannot be used.
   """
   if split not in task.splits:
+    key = "train_split" if split == data.train_split else "eval_split"
     raise UserError(
-      f"{task.name}: has no split {split!r}; it has {', '.join(task.splits)}: set config.data.eval_split, or leave the"
-      f" task out with config.eval.tasks{did_you_mean(split, task.splits)}"
+      f"{task.name} has no split {split!r}{did_you_mean(split, task.splits) or '.'} Known splits: "
+      f"{', '.join(task.splits)}. Set config.data.{key} to a known split, or name only other tasks in "
+      "config.eval.tasks."
     )
   dataset = pipeline.task_examples(data, architecture, task, split=split)
   try:
@@ -80,13 +82,13 @@ def with_shots(
   """
   if not train or len(train) < shots:
     raise UserError(
-      f"config.eval.num_shots={shots}: the training split has {len(train)} example(s); give a smaller number"
+      f"config.eval.num_shots={shots}: the training split has only {len(train)} example(s); give {len(train)} or less"
     )
   for field in ("inputs_pretokenized", "targets_pretokenized"):
     if field not in train[0]:
       raise UserError(
-        f"config.eval.num_shots={shots}: the task's examples have no text {field!r}; add "
-        "seqio.preprocessors.tokenize to its preprocessors"
+        f"config.eval.num_shots={shots}: the examples of the task have no field {field!r}; add "
+        "seqio.preprocessors.tokenize to the preprocessors of the task"
       )
   random = np.random.default_rng(_SEED)
   text = lambda example, side: example[f"{side}_pretokenized"].decode().strip()

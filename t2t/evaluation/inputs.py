@@ -35,8 +35,8 @@ def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
     examples = few_shot.read(data, architecture, task, split)
     if "inputs_pretokenized" not in examples[0]:
       raise UserError(
-        f"{task.name}: its examples have no text 'inputs_pretokenized'; add seqio.preprocessors.tokenize to its "
-        "preprocessors, or give --input"
+        f"{task.name}: the examples have no field 'inputs_pretokenized'; add seqio.preprocessors.tokenize to the "
+        "preprocessors of the task, or give --input"
       )
     texts = (example["inputs_pretokenized"].decode() for example in examples)
     lines = "".join(json.dumps({"inputs": text}, ensure_ascii=False) + "\n" for text in texts)

@@ -117,7 +117,7 @@ def _leaderboard(predictions: Mapping[str, Sequence[Row]]) -> str:
     if task not in board_of_task:
       raise UserError(
         f"config.eval.tasks: no leaderboard takes predictions of {task}"
-        f"{did_you_mean(task, board_of_task) or '.'} Tasks with a leaderboard are {', '.join(board_of_task)}"
+        f"{did_you_mean(task, board_of_task) or '.'} Name only tasks of a leaderboard: {', '.join(board_of_task)}"
       )
   board_names = sorted({board_of_task[task] for task in tasks})
   if len(board_names) > 1:
@@ -134,7 +134,9 @@ def _content(task: str, name: str, answer: Callable[[Row], str | int], rows: Seq
     index = postprocessors.indices(row[0])
     if index in values_by_index:
       shown = index[0] if len(index) == 1 else list(index)
-      raise UserError(f"{task}: two predictions for the example with idx {shown}; a leaderboard takes one")
+      raise UserError(
+        f"{task}: the example with idx {shown} has two predictions; remove the duplicate example from the data"
+      )
     values_by_index[index] = answer(row)
   ordered = sorted(values_by_index.items())
   if name.endswith(".tsv"):

@@ -153,15 +153,19 @@ class Ranks(Writes):
   writes = False
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
+    # An encoder always ranks, whatever the config.
+    is_generative = self._context.config.is_generative
+    who = "config.eval.method=rank" if is_generative else "an encoder"
+    otherwise = ", or set config.eval.method=generate" if is_generative else ""
     if task.predict_metric_fns and "options" not in example:
       raise UserError(
-        f"{task.name}: its examples have no 'options', which an encoder and config.eval.method=rank need; leave "
-        "the task out of config.eval.tasks, or set config.eval.method=generate"
+        f"{task.name}: the examples have no field 'options', but {who} needs this field. Name only other tasks in "
+        f"config.eval.tasks{otherwise}."
       )
     if "tags" in example:
       raise UserError(
-        f"{task.name}: its answer is a tag for each word, which config.eval.method=rank does not support; "
-        "fine-tune a head with config.train.loss=heads, or set config.eval.method=generate"
+        f"{task.name}: {who} cannot predict a tag for each word. Fine-tune a head with "
+        f"config.train.loss=heads{otherwise}."
       )
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
@@ -211,8 +215,8 @@ class HeadMethod:
     self._heads: dict[str, HeadConfig] = {}
     if context.settings.num_shots:
       raise UserError(
-        f"config.eval.num_shots={context.settings.num_shots}: a head reads one example; few-shot evaluation "
-        "needs a generative model. Set config.eval.num_shots=0"
+        f"config.eval.num_shots={context.settings.num_shots}: few-shot evaluation needs a generative model, but "
+        "this model predicts with a head. Set config.eval.num_shots=0."
       )
 
   def task(self, task: "seqio.Task") -> "seqio.Task":
@@ -228,8 +232,8 @@ class HeadMethod:
     del example
     if task.score_metric_fns:
       raise UserError(
-        f"{task.name}: its metrics need the log-likelihood of targets, which a head does not compute; leave the "
-        "task out of config.eval.tasks"
+        f"{task.name}: the metrics need the log-likelihood of targets, but a head computes none; name only other "
+        "tasks in config.eval.tasks"
       )
 
   def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
@@ -269,12 +273,12 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
   """
   if name and name not in METHODS:
     raise UserError(
-      f"config.eval.method={name}: no such method; methods are {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
+      f"config.eval.method={name}: unknown value. Known values: {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
     )
   answering_heads = [head.name for head in config.heads if head.kind in ANSWERED_HEADS]
   if name == "head" and not answering_heads:
     raise UserError(
-      "config.eval.method=head: the model has no task head; fine-tune it first, with config.train.loss=heads"
+      "config.eval.method=head: the model has no task head; fine-tune the model with config.train.loss=heads first"
     )
   if not config.is_generative:
     return "head" if answering_heads and by_heads and name != "rank" else "rank" if name != "head" else name

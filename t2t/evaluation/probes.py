@@ -81,8 +81,8 @@ def probe(
   task, heads = _task(data, vocabulary, dataclasses.replace(model.config, heads=()))
   task = head_examples.for_heads(task, architecture, heads)
   train, held_out = (
-    _labelled(few_shot.read(data, architecture, task, split, limit=limit), task.name, split)
-    for split in (data.train_split, data.eval_split)
+    _labelled(few_shot.read(data, architecture, task, split, limit=limit), task.name, split, key=key)
+    for key, split in (("train_split", data.train_split), ("eval_split", data.eval_split))
   )
   embedder = embedding.Embedder(
     model.config,
@@ -98,7 +98,7 @@ def probe(
     (embedder.vectors(params, examples), _labels(examples)) for examples in (train, held_out)
   )
   if len(set(y.tolist())) < 2:
-    raise UserError(f"{task.name}: its first {len(y):,} training examples are all of one class; give more --examples")
+    raise UserError(f"{task.name}: the first {len(y):,} training examples all have the same class; raise --examples")
   accuracy, fitted, tied = {}, {}, {}
   for i, number in enumerate(layers):
     classifier = fit(x[:, i], y)
@@ -116,19 +116,19 @@ def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConf
   tasks = task_resolution.tasks_of(pipeline.adapted(data, pipeline.registered(data)))
   if len(tasks) != 1:
     names = ", ".join(task.name for task in tasks)
-    raise UserError(f"--probe {name}: is a mixture of several tasks; give one of them: {names}")
+    raise UserError(f"--probe {name} is a mixture of several tasks; give one of these tasks: {names}")
   task = task_resolution.adapt(tasks[0], vocabulary=vocabulary)
   heads = head_examples.heads_of([task], model, vocabulary)
   if heads[0].kind != "class":
-    raise UserError(f"--probe {task.name}: needs a {heads[0].kind} head; give a task with classes")
+    raise UserError(f"--probe {task.name} has no classes (kind of head: {heads[0].kind}); give a task with classes")
   return task, heads
 
 
-def _labelled(examples: Sequence[Mapping[str, Any]], task: str, split: str) -> list[Mapping[str, Any]]:
+def _labelled(examples: Sequence[Mapping[str, Any]], task: str, split: str, *, key: str) -> list[Mapping[str, Any]]:
   """Returns the examples with a gold class."""
   labelled = [example for example in examples if example["has_answer"]]
   if not labelled:
-    raise UserError(f"{task}: split {split!r} has no labels; set --config.data.eval_split to a labelled split")
+    raise UserError(f"{task}: split {split!r} has no labels; set --config.data.{key} to a labelled split")
   return labelled
 
 

@@ -27,12 +27,15 @@ def named(value: Any, names: Sequence[str], where: str) -> str:
   known = ", ".join(filter(None, names))
   if value is None:
     if BASE not in names:
-      raise UserError(f"{where}: has no {FIELD!r}, and the base model cannot be used without one; give one of {known}")
+      raise UserError(
+        f"{where} has no field {FIELD!r}, but the base model cannot be used without an adapter; give one of {known}"
+      )
     return BASE
   if not isinstance(value, str) or not value or value not in names:
+    if not known:
+      raise UserError(f"{where} selects the adapter {str(value)[:60]!r}, but no adapter is loaded; leave out {FIELD!r}")
     near = did_you_mean(str(value), list(filter(None, names)))
-    problem = f"unknown name; known are {known}{near}" if known else "no adapter is loaded; leave the field out"
-    raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: {problem}")
+    raise UserError(f"{where}: unknown adapter {str(value)[:60]!r}. Known adapters: {known}{near}")
   return value
 
 

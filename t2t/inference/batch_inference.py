@@ -27,6 +27,12 @@ EMPTY = "empty line"
 NO_BLANK = "no blank"
 NO_CONTEXT = "empty context"
 _CALLED = {EMPTY: "empty", NO_BLANK: "without a blank", NO_CONTEXT: "without a context"}
+# Error of a line -> instruction.
+REMEDIES = {
+  EMPTY: "give a text",
+  NO_BLANK: "put [MASK] in place of each missing word",
+  NO_CONTEXT: "give the text that contains the answer",
+}
 
 _FILLS = """
 The model was only trained to fill blanks: put <extra_id_0>, <extra_id_1>, ...
@@ -228,7 +234,7 @@ def _check_adapter(line: jsonl_io.Line, way: Way, where: str) -> None:
   field = jsonl_io.ADAPTER
   if field in line.others and field not in way.form.may:
     named = str(line.others[field])[:60]
-    raise UserError(f"{where}: selects the {field} {named!r}, but none is loaded; give --adapter {named}=RUN")
+    raise UserError(f"{where} selects the {field} {named!r}, but no adapter is loaded; give --adapter {named}=RUN")
 
 
 def _checked(input_lines: Iterable[jsonl_io.Line], job: InferenceJob, way: Way) -> Iterator[jsonl_io.Line]:
@@ -242,12 +248,12 @@ def _checked(input_lines: Iterable[jsonl_io.Line], job: InferenceJob, way: Way) 
       encoded_line = _encoded(line, way)
       if encoded_line.error:
         raise UserError(
-          f"{where}: {encoded_line.error}. Fix the line, or leave out --strict to write a row with null and this error"
+          f"{where}: {encoded_line.error}. Fix the line, or leave out --strict to write a row with null and this error."
         )
       if encoded_line.cut:
         raise UserError(
-          f"{where}: {encoded_line.cut:,} of its {encoded_line.tokens:,} tokens do not fit (limit: {way.cut_to}). "
-          "Shorten the line, raise --inputs_length, or leave out --strict to truncate it"
+          f"{where}: {encoded_line.cut:,} of the {encoded_line.tokens:,} tokens do not fit (limit: {way.cut_to}). "
+          "Shorten the line, raise --inputs_length, or leave out --strict to truncate the line."
         )
     yield line
 
@@ -274,7 +280,7 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
   devices = jax.device_count()
   if tensor < 1 or devices % tensor:
     works = [number for number in range(1, devices + 1) if devices % number == 0]
-    raise UserError(f"--tensor {tensor}: does not divide {devices} device(s); give one of {works}")
+    raise UserError(f"--tensor {tensor} does not divide the number of devices, {devices}; give one of {works}")
   return sharding.make_mesh({"data": -1, "tensor": tensor})
 
 

@@ -75,20 +75,20 @@ class Answering(HeadWay):
     fields = line.others
     if "parts" in fields and not self.pairs and len(jsonl_io.texts(fields, "parts", where)) > 1:
       raise UserError(
-        f"{where}: has several 'parts', but the head {self._head.name} was trained on single texts that its task "
-        "had joined. Join the parts, with their names, in one text"
+        f"{where} has several 'parts', but the head {self._head.name} was trained on a single joined text. Join the "
+        "parts, with their names, in one text."
       )
     if self._head.kind != "choice":
       return
     if "candidates" not in fields:
       raise UserError(
-        f"{where}: has no 'candidates' for the head {self._head.name}; give a .jsonl file with lines"
-        ' like {"inputs": "...", "candidates": ["...", "..."]}'
+        f"{where} has no field 'candidates' for the head {self._head.name}; give an object like"
+        ' {"inputs": "...", "candidates": ["...", "..."]} (in a file: as a line of .jsonl)'
       )
     number, most = len(jsonl_io.texts(fields, "candidates", where)), self._converter.most_candidates
     if number > most:
       raise UserError(
-        f"{where}: has {number:,} 'candidates', but {self.longest:,} tokens have room for {most:,}; raise "
+        f"{where} has {number:,} 'candidates', more than the {most:,} that fit in {self.longest:,} tokens; raise "
         "--inputs_length or remove candidates"
       )
 
@@ -114,10 +114,10 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
   heads = {head.name: head for head in model.heads if head.kind in ANSWERED_HEADS}
   names = ", ".join(heads)
   if heads and wanted and wanted not in heads:
-    raise UserError(f"--head {wanted}: unknown in {where}; known are {names}{did_you_mean(wanted, heads)}")
+    raise UserError(f"--head {wanted}: {where} has no such head. Known heads: {names}{did_you_mean(wanted, heads)}")
   if not heads:
     does = "leave out --head to generate text" if model.is_generative else "run `t2t embed` for embeddings"
-    raise UserError(f"{where} has no head; fine-tune it on a task with config.train.loss=heads, or {does}")
+    raise UserError(f"{where} has no head; fine-tune the model on a task with config.train.loss=heads, or {does}")
   if not wanted and len(heads) > 1:
     raise UserError(f"{where} has several heads; give --head with one of {names}")
   return heads[wanted or next(iter(heads))]

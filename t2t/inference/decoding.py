@@ -16,7 +16,7 @@ from t2t.runtime import numeric
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
 
-_LEARNED = "config.model.max_length, less the positions of config.prompt or config.prefix"
+_LEARNED = "config.model.max_length minus the positions of config.prompt or config.prefix"
 
 _BLOCK = 128  # block size in `largest`
 _CHUNK_TOKENS = 1_024  # target positions per batch shard with logits in memory at one time
@@ -56,21 +56,22 @@ class DecodeConfig:
       numeric.check(name, getattr(self, name))
     numeric.check("length_penalty", self.length_penalty, -MOST_PENALTY, MOST_PENALTY)
     if 0 < self.temperature < LEAST_TEMPERATURE:
-      raise UserError(f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE}, or 0 for greedy decoding")
+      raise UserError(f"temperature={self.temperature} must be at least {LEAST_TEMPERATURE}, or 0 for greedy decoding")
     for option, least in (("max_length", 1), ("min_length", 0), ("num_beams", 1), ("temperature", 0), ("top_k", 0)):
       value = getattr(self, option)
       if not value >= least:
-        raise UserError(f"{option}={value}: must be at least {least}")
+        raise UserError(f"{option}={value} must be at least {least}")
     if self.num_beams > MOST_BEAMS:
-      raise UserError(f"num_beams={self.num_beams}: must be at most {MOST_BEAMS:,}")
+      raise UserError(f"num_beams={self.num_beams} must be at most {MOST_BEAMS:,}")
     if self.min_length > self.max_length:
-      raise UserError(f"min_length={self.min_length}: must be at most max_length={self.max_length}")
+      raise UserError(f"min_length={self.min_length} must be at most max_length={self.max_length}")
     if not 0.0 < self.top_p <= 1.0:
-      raise UserError(f"top_p={self.top_p}: must be above 0 and at most 1 (1 keeps all tokens)")
+      raise UserError(f"top_p={self.top_p} must be above 0 and at most 1 (1 keeps all tokens)")
     if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
       near = did_you_mean(self.length_penalty_form, LENGTH_PENALTY_FORMS)
       raise UserError(
-        f"length_penalty_form={self.length_penalty_form!r}: known are {', '.join(LENGTH_PENALTY_FORMS)}{near}"
+        f"length_penalty_form={self.length_penalty_form!r}: unknown value. Known values: "
+        f"{', '.join(LENGTH_PENALTY_FORMS)}{near}"
       )
     if self.num_beams > 1 and self.temperature:
       raise UserError(
@@ -80,8 +81,8 @@ class DecodeConfig:
     for option, default in (("top_k", 0), ("top_p", 1.0)):
       if getattr(self, option) != default and not self.temperature:
         raise UserError(
-          f"{option}={getattr(self, option)} and temperature={self.temperature}: needs sampling; set "
-          f"temperature=1, or {option}={default}"
+          f"{option}={getattr(self, option)} needs sampling, but temperature={self.temperature} turns sampling off; "
+          f"set temperature=1, or {option}={default}"
         )
 
   def penalty(self, length: jax.Array | int) -> jax.Array | float:
@@ -148,8 +149,8 @@ def check_positions(model_config: TransformerConfig, prompt_length: int, max_len
       left = most + 1 - prompt_length
       right = f"set max_length={left} or less" if left > 0 else f"shorten the prompt to at most {most} tokens"
       raise UserError(
-        f"max_length={max_length} after a prompt of {prompt_length} tokens: the model has only {most} positions "
-        f"({_LEARNED}); {right}"
+        f"max_length={max_length} and a prompt of {prompt_length} tokens need {prompt_length + max_length - 1} "
+        f"positions, but the model has only {most} positions ({_LEARNED}); {right}"
       )
     return
   for name, length in (("max_length", max_length), ("inputs_length", prompt_length)):
@@ -241,7 +242,7 @@ def _row_keys(key: jax.Array, batch_size: int) -> jax.Array:
 
 def _start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: DecodeConfig) -> Stream:
   if config.temperature and key is None:
-    raise UserError(f"temperature={config.temperature}: sampling needs a random key; give one as `key`")
+    raise UserError(f"temperature={config.temperature}: sampling needs a random key; give the argument `key`")
   last, state = model.start_decode(batch, config.max_length)
   batch_size = last.shape[0]
   return Stream(
@@ -435,7 +436,7 @@ def make_stream(
   """
   if not model_config.text_decoder.streams:
     raise UserError(
-      f"config.model.decoder={model_config.decoder}: cannot stream, because it does not generate from left to "
+      f"config.model.decoder={model_config.decoder} cannot stream, because this decoder does not generate from left to "
       "right; request the whole text"
     )
   if config.num_beams > 1:
@@ -444,7 +445,7 @@ def make_stream(
       "num_beams=1"
     )
   if tokens_per_call < 1:
-    raise UserError(f"tokens_per_call={tokens_per_call}: must be at least 1")
+    raise UserError(f"tokens_per_call={tokens_per_call} must be at least 1")
 
   def advance(params: Params, stream: Stream) -> Stream:
     end = jnp.minimum(stream.position + tokens_per_call, config.max_length)

@@ -70,7 +70,7 @@ def layers_of(model: TransformerConfig, wanted: str) -> tuple[int, ...]:
   if not wanted:
     return (last,)
   if not wanted.isdecimal() or int(wanted) > last:
-    raise UserError(f"--layer {wanted}: give 0 (embedding layer) to {last} (last layer), or all")
+    raise UserError(f"--layer {wanted}: no such layer; give 0 (embedding layer) to {last} (last layer), or 'all'")
   return (int(wanted),)
 
 

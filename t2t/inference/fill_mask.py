@@ -120,7 +120,7 @@ class Filling:
     self._vocabulary = pretrained.vocabulary(source)
     self._texts = vocabularies.token_texts(self._vocabulary)
     if not 1 <= top <= len(self._texts):
-      raise UserError(f"--top {top}: must be 1 to {len(self._texts):,}, the size of the vocabulary")
+      raise UserError(f"--top {top} must be 1 to {len(self._texts):,}, the size of the vocabulary")
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     self._blanks = Blanks(self._vocabulary, model.config.architecture, special_tokens=special_tokens)
     self._hidden = vocabularies.framing_ids(self._vocabulary)

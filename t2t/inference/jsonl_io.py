@@ -106,7 +106,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
       text, _ = _taken(dict(values), field or form.field, location(path, number), form, named=bool(field))
       yield Line(number, text if text.strip() else "", values)
     if not number:
-      raise UserError(f"{location(path)} has no row; give at least one below the column names")
+      raise UserError(f"{location(path)} has no row; give at least one row below the column names")
     return
   as_json = _is_json(path, field, form)
   with _open_input(path) as file:
@@ -129,7 +129,9 @@ def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
 
   for row in tables.read_rows(text_files.find_files(path, where="--input"), where="--input"):
     if binary := [name for name in read if isinstance(row.values.get(name), bytes)]:
-      raise UserError(f"--input: {row.location}: column {binary[0]!r} is binary and not UTF-8; convert it to text")
+      raise UserError(
+        f"--input: {row.location}: column {binary[0]!r} is binary and not UTF-8; convert the column to text"
+      )
     yield json.loads(json.dumps(dict(row.values), default=str))
 
 
@@ -145,7 +147,7 @@ def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str)
   try:
     text = json.dumps(value)
   except TypeError as error:
-    raise UserError(f"{where}: is {type(value).__name__}; give a text, or a mapping of texts ({error})") from None
+    raise UserError(f"{where} cannot be converted to JSON ({error}); give a text, or a mapping of texts") from None
   line_text, other_fields = _parsed(text, form.field, where, form)
   return Line(number, line_text if line_text.strip() else "", other_fields)
 
@@ -159,11 +161,13 @@ def _is_json(path: str, field: str, form: Form) -> bool:
   if not name.endswith(".txt"):
     packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{location(path)}: unknown file type; give .txt (an input on each line), .jsonl (an object on each line), "
-      f"a table (.tsv, .csv, .parquet, .json), one of these compressed ({packed}), or - for standard input"
+      f"{location(path)}: unknown file type. Give .txt (an input on each line), .jsonl (an object on each line), "
+      f"a table (.tsv, .csv, .parquet, .json), or - for standard input. Files may be compressed ({packed})."
     )
   if field:
-    raise UserError(f"--field {field}: {path} has lines of text without fields; leave it out, or give a .jsonl file")
+    raise UserError(
+      f"--field {field}: {path} has lines of text without fields; leave out --field, or give a .jsonl file"
+    )
   return False
 
 
@@ -180,7 +184,9 @@ def _open_input(path: str) -> Iterator[io.IOBase]:
   except compression.DAMAGED as error:
     raise UserError(f"{location(path)}: {compression.damage(path, error)}") from error
   except OSError as error:
-    raise UserError(f"{location(path)}: cannot be read ({error.strerror or error})") from error
+    raise UserError(
+      f"{location(path)} cannot be read ({error.strerror or error}); check the path and its permissions"
+    ) from error
 
 
 def _decoded(content: bytes, where: str) -> str:
@@ -206,9 +212,9 @@ def _parsed(text: str, field: str, where: str, form: Form, *, named: bool = Fals
     value = json.loads(text)
   except (ValueError, RecursionError) as error:
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-    raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
+    raise UserError(f"{where} is not valid JSON ({reason}); correct this line: {shown}") from error
   if not isinstance(value, dict):
-    raise UserError(f'{where}: not an object: {shown}; write each line like {{"{field}": "..."}}')
+    raise UserError(f'{where} is {shown}, not a JSON object; write each line like {{"{field}": "..."}}')
   return _taken(value, field, where, form, named=named)
 
 
@@ -224,30 +230,33 @@ def _taken(value: dict[str, Any], field: str, where: str, form: Form, *, named: 
   """
   if form.columns and not named and all(name in value for name in form.columns):
     if "line" in value:
-      raise UserError(f"{where}: has a field 'line', which is reserved for the output; rename it")
+      raise UserError(f"{where} has the field 'line', but this name is reserved for the output; rename the field")
     column_values = (value[name] for name in form.columns)
     return " ".join(x if isinstance(x, str) else "" if x is None else json.dumps(x) for x in column_values), value
   for name in form.lists:
     if name in value:
       value = {field: " ".join(texts(value, name, where))} | value
   if field not in value:
-    field_names = ", ".join(map(repr, value)) or "none at all"
-    lists = "".join(f", or a list, {name!r}" for name in form.lists)
+    field_names = ", ".join(map(repr, value)) or "none"
+    lists = "".join(f" or the list {name!r}" for name in form.lists)
     if form.columns and not named:
       raise UserError(
-        f"{where}: has no column {next(name for name in form.columns if name not in value)!r}; its columns are "
-        f"{field_names}. The model was trained on {', '.join(map(repr, form.columns))}: rename a column, or give "
-        "the text column with --field"
+        f"{where} has no column {next(name for name in form.columns if name not in value)!r} (columns: "
+        f"{field_names}). The model was trained on {', '.join(map(repr, form.columns))}. Rename a column, or give "
+        "the name of the text column with --field."
       )
-    reads = f"; {form.reads} reads one text, {field!r}{lists}" if form.reads else ""
+    needed = f", but {form.reads} reads the text {field!r}{lists}" if form.reads else ""
     raise UserError(
-      f"{where}: has no field {field!r}; its fields are {field_names}{reads}; give the text field with --field"
+      f"{where} has no field {field!r} (fields: {field_names}){needed}. Rename a field, or give the name of the text "
+      "field with --field."
     )
   text = value.pop(field)
   check_text(text, field, where)
   reserved = [name for name in value if name in (*_OWN, *form.row_fields) and name not in form.lists]
   if reserved:
-    raise UserError(f"{where}: has a field {reserved[0]!r}, which is reserved for the output; rename it")
+    raise UserError(
+      f"{where} has the field {reserved[0]!r}, but this name is reserved for the output; rename the field"
+    )
   return text, value
 
 
@@ -277,7 +286,8 @@ def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
   """
   items = fields[name]
   if not isinstance(items, list) or not items or not all(isinstance(text, str) for text in items):
-    raise UserError(f'{where}: field {name!r} is {json.dumps(items)[:60]}; give a list of texts, such as ["a", "b"]')
+    shown = json.dumps(items)[:60]
+    raise UserError(f'{where}: field {name!r} is {shown}, not a list of texts; give a list such as ["a", "b"]')
   for text in items:
     check_text(text, name, where)
   return items
@@ -372,13 +382,13 @@ class Output:
       stored_row = next(rows, None)
       if stored_row is not None and not _is_of(stored_row, line, form):
         raise UserError(
-          f"--output {self._path}: belongs to another input: line {line.number} differs from {where}, line "
-          f"{line.number}; {self._start_anew()}"
+          f"--output {self._path} belongs to another input: line {line.number} of the output differs from line "
+          f"{line.number} of {where}; {self._start_anew()}"
         )
       yield line, stored_row
     if next(rows, None) is not None:
       raise UserError(
-        f"--output {self._path}: belongs to another input: it has {self._done} lines, more than {where}; "
+        f"--output {self._path} belongs to another input: the output has {self._done} lines, more than {where}; "
         f"{self._start_anew()}"
       )
 
@@ -414,7 +424,7 @@ def append(file: io.IOBase, content: bytes, *, path: str) -> None:
     raise
   except OSError as error:
     raise UserError(
-      f"--output {path}: cannot be written ({error.strerror}); free space or fix the permissions, then rerun the "
+      f"--output {path} cannot be written ({error.strerror}); free space or fix the permissions, then rerun the "
       "same command to resume"
     ) from error
 
@@ -447,8 +457,7 @@ def check_run(path: str, run: Mapping[str, Any]) -> None:
     before = json.loads(_record(path).read_text())
   except (OSError, ValueError):
     raise UserError(
-      f"--output {path}: exists without its record {_record(path).name}; give another --output, or delete it to "
-      "start over"
+      f"--output {path} exists, but its record {_record(path).name} is missing or damaged; {_start_anew(path)}"
     ) from None
   differences = [
     f"--{name} {run.get(name)}, previously {before.get(name)}"
@@ -457,12 +466,12 @@ def check_run(path: str, run: Mapping[str, Any]) -> None:
   ]
   if differences:
     raise UserError(
-      f"--output {path}: belongs to another run: {'; '.join(differences)}. Restore these values to resume it, or "
-      f"{_start_anew(path)}"
+      f"--output {path} belongs to a run with other options: {'; '.join(differences)}. Restore these values to resume "
+      f"that run. Otherwise {_start_anew(path)}."
     )
   if any(before.get(name) != run.get(name) for name in _OF_LINES):
     raise UserError(
-      f"--output {path}: belongs to another input: the lines of {run['input']} differ from its recorded "
+      f"--output {path} belongs to another input: the lines of {run['input']} differ from the recorded "
       f"lines; {_start_anew(path)}"
     )
 
@@ -496,8 +505,8 @@ def check_local(path: str) -> None:
   """
   if "://" in path:
     raise UserError(
-      f"--output {path}: must be a local file, because a bucket cannot append; give a local path and copy the file "
-      "afterwards"
+      f"--output {path} must be a local file, because t2t cannot append to a file in a bucket; give a local path and "
+      "copy the file afterwards"
     )
 
 
@@ -514,12 +523,12 @@ def opened(path: str) -> Iterator[io.IOBase]:
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "a+b", buffering=0)  # noqa: SIM115  closed below
   except OSError as error:
-    raise UserError(f"--output {path}: cannot be written ({error.strerror}); give another path") from error
+    raise UserError(f"--output {path} cannot be written ({error.strerror}); give another path") from error
   with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       raise UserError(
-        f"--output {path}: another process is writing to it; wait until it ends, or give another --output"
+        f"--output {path}: another process is writing to this file; wait for that process, or give another --output"
       ) from None
     yield file

@@ -248,6 +248,6 @@ def check_predicts_tokens(config: TransformerConfig, *, where: str) -> None:
   detectors = [head.name for head in config.heads if head.kind == "detector"]
   if detectors:
     raise UserError(
-      f"{where} is a discriminator: it detects {detectors[0]} tokens and cannot predict tokens; use it to start "
-      "fine-tuning (config.init.checkpoint)"
+      f"{where} is a discriminator, which detects {detectors[0]} tokens and cannot predict tokens; use this checkpoint "
+      "only to start fine-tuning, with config.init.checkpoint"
     )

@@ -179,7 +179,9 @@ def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length:
     max_length: number of tokens to generate.
   """
   if inputs_length < 0:
-    raise UserError(f"--inputs_length {inputs_length}: must be at least 1; leave it out to use the length of training")
+    raise UserError(
+      f"--inputs_length {inputs_length} must be at least 1; leave out --inputs_length to use the length of training"
+    )
   if inputs_length:
     return inputs_length
   trained = source.run["data"]["inputs_length"]

@@ -64,7 +64,7 @@ class Ranking:
     """Checks that the line has candidates, if there are no classes."""
     if not self._classes:
       if "candidates" not in line.others:
-        raise UserError(f"{where}: has no 'candidates'; give {{'candidates': ['...', '...']}}")
+        raise UserError(f"{where} has no field 'candidates'; give a list: {{'candidates': ['...', '...']}}")
       jsonl_io.texts(line.others, "candidates", where)
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:

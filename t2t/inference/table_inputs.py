@@ -122,8 +122,9 @@ class Tabled:
     if len(texts) != len(spec.texts) and not (self._writes and line.text.startswith(spec.prefix)):
       number = len(spec.texts)
       raise UserError(
-        f"{where}: has {len(texts)} text(s), but the model reads {number}, the column{'s' * (number > 1)} "
-        f"{' and '.join(map(repr, spec.texts))}; give a .tsv, .csv, .jsonl or .parquet file with them"
+        f"{where} has {len(texts)} text(s), but the model reads {number} column{'s' * (number > 1)}: "
+        f"{' and '.join(map(repr, spec.texts))}. Give a .tsv, .csv, .jsonl or .parquet file with the "
+        f"column{'s' * (number > 1)}."
       )
     if self._writes:
       return jsonl_io.Line(line.number, spec.inputs(texts), {})
@@ -138,7 +139,9 @@ class Tabled:
     if len(texts) < 2 and "context" in line.others:
       texts = [line.text, line.others["context"]]
     if len(texts) < 2 and not line.text.startswith(self._spec.prefix):
-      raise UserError(f"{where}: has no {self._spec.texts[1]!r} with the answer; give both columns")
+      raise UserError(
+        f"{where} has no column {self._spec.texts[1]!r}; give the columns {' and '.join(map(repr, self._spec.texts))}"
+      )
     if self._way.asks == "span":
       return jsonl_io.Line(line.number, texts[0], {"context": context_of(self._spec, line, texts[1])})
     return jsonl_io.Line(line.number, self._spec.inputs(texts), {})
@@ -150,7 +153,7 @@ class Tabled:
     texts = [tables.text(fields[name]) for name in self._spec.texts]
     for name, text in zip(self._spec.texts, texts, strict=True):
       if text is None:
-        raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text; give a text")
+        raise UserError(f"{where}: column {name!r} is {str(fields[name])[:40]!r}, not text; give a text")
     return texts
 
   def _candidates(self, fields: Mapping[str, Any], where: str) -> list[str]:
@@ -182,7 +185,7 @@ def words_of(spec: "tables.TableSpec", line: jsonl_io.Line, where: str) -> list[
   words = tables.words(value)
   if words is None:
     raise UserError(
-      f"{where}: {spec.texts[0]} is {str(value)[:40]!r}; give a list of words without null, or words separated "
-      "by spaces"
+      f"{where}: column {spec.texts[0]!r} is {str(value)[:40]!r}, not a list of words; give a list of words without "
+      "null, or words separated by spaces"
     )
   return words

@@ -37,11 +37,11 @@ def check(output: str, input_path: str) -> None:
   """
   path = pathlib.Path(os.path.expanduser(output))
   if path.exists() and os.path.realpath(path) == os.path.realpath(os.path.expanduser(input_path)):
-    raise UserError(f"--output {output}: is also the input and would overwrite it; give another --output")
+    raise UserError(f"--output {output} is also the input file; give another --output")
   if path.exists() and not pathlib.Path(os.path.expanduser(rows_path(output))).exists():
     raise UserError(
-      f"--output {output}: exists without its rows file {path.name}{_ROWS}; give another --output, or delete it "
-      "to start over"
+      f"--output {output} exists, but its file of rows {path.name}{_ROWS} is missing; give another --output, or "
+      f"delete {output} to start over"
     )
   if pathlib.Path(output).suffix not in (".tsv", ".csv", ".parquet"):
     raise UserError(f"--output {output}: tables cannot be compressed; give a .tsv, .csv, .parquet or .jsonl file")
@@ -75,7 +75,8 @@ def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
     part.replace(path)
   except OSError as error:
     raise UserError(
-      f"--output {output}: cannot be written ({error.strerror}); fix it and rerun the same command"
+      f"--output {output} cannot be written ({error.strerror}); free space or fix the permissions, then rerun the same "
+      "command"
     ) from error
 
 

@@ -143,18 +143,23 @@ def decode_config(
   drawing = {name: value for name, value in drawing.items() if value is not None}
   if beam > 1 and drawing:
     name, value = next(iter(drawing.items()))
-    raise UserError(f"--beam {beam} and --{name} {value}: beam search does not sample; give only one of them")
+    raise UserError(
+      f"--beam {beam} and --{name} {value}: beam search does not sample; give only --beam, or only --{name}"
+    )
   if not 1 <= beam <= decoding.MOST_BEAMS:
-    raise UserError(f"--beam {beam}: must be at least 1 (no beam search) and at most {decoding.MOST_BEAMS:,}")
+    raise UserError(f"--beam {beam} must be at least 1 (no beam search) and at most {decoding.MOST_BEAMS:,}")
   if length_penalty is not None and beam == 1:
-    raise UserError(f"--length_penalty {length_penalty}: only for beam search; give --beam 4, or leave it out")
+    raise UserError(
+      f"--length_penalty {length_penalty} needs beam search; give --beam 4, or leave out --length_penalty"
+    )
   if drawing:
     drawing = {"temperature": 1.0, **drawing}
     if not drawing["temperature"] and len(drawing) > 1:
-      raise UserError("--temperature 0 is greedy decoding: leave out --top_p and --top_k, or give --temperature 1")
+      names = " and ".join(f"--{name}" for name in drawing if name != "temperature")
+      raise UserError(f"--temperature 0 turns off sampling; leave out {names}, or give --temperature 1")
   if min_length is None:
     min_length = 1 if beam > 1 else 0
   elif not 0 <= min_length <= max_length:
-    raise UserError(f"--min_length {min_length}: must be 0 to {max_length}, the value of --max_length")
+    raise UserError(f"--min_length {min_length} must be 0 to {max_length}, the value of --max_length")
   penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
   return decoding.DecodeConfig(max_length=max_length, min_length=min_length, num_beams=beam, **penalty, **drawing)

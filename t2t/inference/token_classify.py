@@ -25,7 +25,7 @@ class Tagging(classification.HeadWay):
     words = jsonl_io.texts(line.others, "words", where)
     if self._placed(line, words) is None:
       raise UserError(
-        f"{where}: its text does not contain all 'words' in order; leave out the text to use the words joined by spaces"
+        f"{where}: the text does not contain all 'words' in order; leave out the text to use the words joined by spaces"
       )
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
@@ -60,8 +60,8 @@ class Extracting(classification.HeadWay):
     """Checks that the line has a context."""
     if "context" not in line.others:
       raise UserError(
-        f"{where}: has no 'context' for the head {self._head.name}; give a .jsonl file with lines"
-        ' like {"question": "...", "context": "..."}'
+        f"{where} has no field 'context' for the head {self._head.name}; give an object like"
+        ' {"question": "...", "context": "..."} (in a file: as a line of .jsonl)'
       )
     jsonl_io.check_text(line.others["context"], "context", where)
 

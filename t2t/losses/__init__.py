@@ -93,12 +93,13 @@ def make(run: Config) -> Loss:
   name = run.train.loss or "cross_entropy"
   if name not in LOSSES:
     raise UserError(
-      f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES) or '.'} Give one of {', '.join(LOSSES)}"
+      f"config.train.loss={name}: unknown loss. Known values: {', '.join(LOSSES)}{did_you_mean(name, LOSSES)}"
     )
   loss = LOSSES[name].from_config(run)
   if run.train.microbatches > 1 and not loss.supports_microbatching:
     raise UserError(
       f"config.train.microbatches={run.train.microbatches}: the loss {name} compares all rows of a batch, so a "
-      "batch cannot be split. Set it to 1, and lower config.train.batch_size to what fits in memory."
+      "batch cannot be split. Set config.train.microbatches=1, and lower config.train.batch_size until a batch "
+      "fits in memory."
     )
   return loss

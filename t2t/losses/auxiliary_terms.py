@@ -87,13 +87,15 @@ class AuxiliaryTerms:
     rows = self.rows
     if self.model is not None and set(rows) != set(aux.terms):
       raise ValueError(
-        f"config.model.feed_forward={self.model.feed_forward}: its layers return the terms {sorted(aux.terms)}, "
-        f"but `terms` of its class declares {sorted(rows)}"
+        f"config.model.feed_forward={self.model.feed_forward}: the layers return the terms {sorted(aux.terms)}, "
+        f"but `terms` of their class declares {sorted(rows)}. Correct `terms`."
       )
     term_weights = self.weights(batch)
     added = {self.prefix + name: (term, aux.terms[name]) for name, term in rows.items()}
     if taken := set(added) & (set(terms) | set(metrics)):
-      raise ValueError(f"the auxiliary term {min(taken)!r} has the name of a term or metric of the loss; rename it")
+      raise ValueError(
+        f"the auxiliary term {min(taken)!r} has the name of a term or metric of the loss. Rename this term."
+      )
     scaled_terms = {
       name: term.coefficient * total / jnp.maximum(weights[name], 1e-8)
       for name, (term, total) in added.items()

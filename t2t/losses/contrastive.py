@@ -103,27 +103,28 @@ class Contrastive:
     config = run.contrastive or ContrastiveConfig()
     if config.similarity not in SIMILARITIES:
       raise UserError(
-        f"config.contrastive.similarity={config.similarity}: no such similarity; give {' or '.join(SIMILARITIES)}"
+        f"config.contrastive.similarity={config.similarity}: unknown similarity. Known values: "
+        f"{', '.join(SIMILARITIES)}"
       )
     if not (math.isfinite(config.temperature) and config.temperature > 0):
-      raise UserError(f"config.contrastive.temperature={config.temperature}: must be above 0; SimCSE's is 0.05")
+      raise UserError(f"config.contrastive.temperature={config.temperature}: must be above 0 (SimCSE uses 0.05)")
     if not (math.isfinite(config.margin) and config.margin >= 0):
-      raise UserError(f"config.contrastive.margin={config.margin}: must be 0 or more; LaBSE's is 0.3")
+      raise UserError(f"config.contrastive.margin={config.margin}: must be 0 or more (LaBSE uses 0.3)")
     vector_heads = [head for head in run.model.heads if head.kind == "vector"]
     if len(vector_heads) != 1:
       names = ", ".join(head.name for head in vector_heads) or "none"
       raise UserError(
-        f"config.train.loss=contrastive: needs exactly one vector head, and config.model.heads has {names}; give"
-        ' config.model.heads={"name": "text", "kind": "vector", "num_classes": 0}'
+        f"config.train.loss=contrastive needs exactly one vector head, but config.model.heads has {names}. Give"
+        ' config.model.heads={"name": "text", "kind": "vector", "num_classes": 0}.'
       )
     if run.data.pack:
       raise UserError(
-        "config.data.pack=True: config.train.loss=contrastive compares one pair per row. Set it to False, and "
-        "config.data.inputs_length to the length of two texts."
+        "config.data.pack=True: config.train.loss=contrastive compares one pair per row. Set config.data.pack=False, "
+        "and config.data.inputs_length to the length of two texts."
       )
     if run.train.batch_size < 2 or run.eval.batch_size == 1:
       key = "train" if run.train.batch_size < 2 else "eval"
-      raise UserError(f"config.{key}.batch_size=1: a pair needs other pairs of the batch as negatives; give 2 or more")
+      raise UserError(f"config.{key}.batch_size=1: a pair needs other pairs of the batch as negatives. Give 2 or more.")
     return cls(config, vector_heads[0], AuxiliaryTerms.from_config(run, only_states=True))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> transformer.Transformer:

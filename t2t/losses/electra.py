@@ -152,15 +152,19 @@ class Electra:
     """
     model, electra, train = run.model, run.electra, run.train
     if electra is None:
-      raise UserError("config.train.loss=electra: config.electra is missing; start from a config such as electra_small")
+      raise UserError(
+        "config.train.loss=electra: config.electra is missing. Start from a config such as electra_small."
+      )
     if model.kind.is_generative:
       raise UserError(
-        "config.train.loss=electra: needs a bidirectional encoder, but "
-        f"config.model.architecture={model.architecture}; give encoder_only"
+        "config.train.loss=electra needs a bidirectional encoder, but "
+        f"config.model.architecture={model.architecture}. Give encoder_only."
       )
     for key, known in (("predicts", PREDICTS), ("positions", POSITIONS)):
       if getattr(electra, key) not in known:
-        raise UserError(f"config.electra.{key}={getattr(electra, key)}: no such value; give {' or '.join(known)}")
+        raise UserError(
+          f"config.electra.{key}={getattr(electra, key)}: unknown value. Known values: {', '.join(known)}"
+        )
     sizes = {
       "embed_dim": "embed_dim",
       "num_heads": "num_heads",
@@ -170,14 +174,14 @@ class Electra:
     for key, theirs in sizes.items():
       if not 0 < getattr(electra, key) <= getattr(model, theirs):
         raise UserError(
-          f"config.electra.{key}={getattr(electra, key)}: the generator must not be larger than its "
-          f"discriminator, config.model.{theirs}={getattr(model, theirs)}; the paper uses a quarter to a half"
+          f"config.electra.{key}={getattr(electra, key)}: must be from 1 to the discriminator's "
+          f"config.model.{theirs}={getattr(model, theirs)}. The paper uses a quarter to a half of this value."
         )
     if electra.predicts == "replaced" and HeadConfig(HEAD, 1, "detector") not in model.heads:
       listing = ", ".join(f"{head.name} ({head.kind}, {head.num_classes})" for head in model.heads) or "none"
       raise UserError(
-        f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} with one score, but {listing}; give"
-        f' config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}'
+        f"config.train.loss=electra needs a detector {HEAD!r} with one score, but config.model.heads has {listing}. "
+        f'Give config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}.'
       )
     tokens = CrossEntropyConfig(train.z_loss, train.label_smoothing, train.logits_chunk_tokens)
     return cls(electra, tokens, AuxiliaryTerms.from_config(run, only_states=False))

@@ -75,7 +75,9 @@ def hidden_of(output: jax.Array | Hidden) -> Hidden:
     return Hidden(output)
   for name, total in output.aux.terms.items():
     if jnp.shape(total):
-      raise ValueError(f"the auxiliary term {name!r} has the shape {jnp.shape(total)}. Return its sum, a scalar.")
+      raise ValueError(
+        f"the auxiliary term {name!r} has the shape {jnp.shape(total)}. Return the sum of the term, a scalar."
+      )
   terms = {name: jnp.asarray(total, jnp.float32) for name, total in output.aux.terms.items()}
   return Hidden(output.x, Auxiliary(terms, output.aux.states))
 

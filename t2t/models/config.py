@@ -109,18 +109,19 @@ class HeadConfig:
       value = getattr(self, field)
       if value not in known:
         raise UserError(
-          f"config.model.heads: {self.name} has {field}={value!r}. Known values: "
+          f"config.model.heads: {self.name} has the unknown {field}={value!r}. Known values: "
           f"{', '.join(filter(None, known))}{did_you_mean(str(value), known)}"
         )
     least = 0 if self.kind == "vector" else 1
     if not isinstance(self.num_classes, int) or self.num_classes < least:
       raise UserError(
-        f"config.model.heads: {self.name} has num_classes={self.num_classes}. Give an integer of at least {least}."
+        f"config.model.heads: {self.name} has the invalid num_classes={self.num_classes}. Give an integer of at least "
+        f"{least}."
       )
     if self.kind == "vector" and self.reads == "each":
       raise UserError(
         f'config.model.heads: {self.name} has kind="vector" and reads="each", but a vector is of a whole text. '
-        'Give it "reads": "first", "last" or "mean".'
+        'Give the head "reads": "first", "last" or "mean".'
       )
     number = {"score": 1, "choice": 1, "span": 2}.get(self.kind, self.num_classes)
     if self.num_classes != number:
@@ -131,7 +132,7 @@ class HeadConfig:
     if self.no_answer and self.kind != "span":
       raise UserError(
         f"config.model.heads: {self.name} has no_answer=True and kind={self.kind!r}. Only kind='span' supports "
-        "no_answer; remove it."
+        "no_answer. Remove no_answer."
       )
     object.__setattr__(self, "labels", tuple(self.labels))
     if self.labels and len(self.labels) != self.num_classes:
@@ -400,8 +401,8 @@ class TransformerConfig:
       raise UserError(f"config.model.dropout_rate={self.dropout_rate}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:
       raise UserError(
-        f"config.model.relative_position_buckets={self.relative_position_buckets}: must be a multiple of 4 (half "
-        "for each direction, half of those for exact distances)"
+        f"config.model.relative_position_buckets={self.relative_position_buckets}: must be a multiple of 4 (two "
+        "directions, each with as many exact as coarse distances)"
       )
     exact = self.relative_position_buckets // 2
     if self.positions == "relative" and self.relative_position_max_distance <= exact:
@@ -419,8 +420,8 @@ class TransformerConfig:
     for head in self.heads:
       if head.reads == "first" and self.kind.is_decoder_only:
         raise UserError(
-          f"config.model.heads: {head.name} reads the first position, which attends to no other in a "
-          'decoder-only model. Give it "reads": "last" or "mean".'
+          f"config.model.heads: {head.name} reads the first position, but in a decoder-only model this "
+          'position attends to no other position. Give the head "reads": "last" or "mean".'
         )
 
   def _check_number(self, field: dataclasses.Field) -> None:
@@ -444,25 +445,28 @@ class TransformerConfig:
       key, layers = f"num_{stack}_layers", getattr(self, f"num_{stack}_layers")
       if bool(layers) != (stack in self.kind.sides):
         wanted = "0" if layers else "1 or more"
-        raise UserError(f"config.model.{key}={layers}: must be {wanted} with architecture={self.architecture}")
+        raise UserError(
+          f"config.model.{key}={layers}: must be {wanted} with config.model.architecture={self.architecture}"
+        )
     if self.share_stacks and (
       not self.kind.has_encoder_and_decoder or self.num_encoder_layers != self.num_decoder_layers
     ):
       raise UserError(
-        "config.model.share_stacks=True: needs architecture=encoder_decoder and equal numbers of layers, not "
-        f"{self.num_encoder_layers} encoder and {self.num_decoder_layers} decoder layers"
+        "config.model.share_stacks=True needs config.model.architecture=encoder_decoder, with as many encoder as "
+        f"decoder layers. This model is {self.architecture}, with {self.num_encoder_layers} encoder and "
+        f"{self.num_decoder_layers} decoder layers."
       )
     if self.segment_types and self.kind.is_decoder_only:
       raise UserError(
-        f"config.model.segment_types={self.segment_types}: needs an encoder, but the architecture is decoder_only. "
-        "Set it to 0."
+        f"config.model.segment_types={self.segment_types} needs an encoder, but the architecture is decoder_only. "
+        "Set config.model.segment_types=0."
       )
     if self.bidirectional_prefix and not self.kind.is_decoder_only:
       raise UserError(
-        f"config.model.bidirectional_prefix=True: needs architecture=decoder_only, not {self.architecture}"
+        f"config.model.bidirectional_prefix=True needs config.model.architecture=decoder_only, not {self.architecture}"
       )
     if self.branch_norm and self.post_norm:
-      raise UserError("config.model.branch_norm=True: needs config.model.post_norm=False")
+      raise UserError("config.model.branch_norm=True needs config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:
       raise UserError(
         "config.model.max_length=0: learned positions need a maximum length. Set --config.model.max_length to the "
@@ -470,16 +474,16 @@ class TransformerConfig:
       )
     if self.own_decoder_positions and not (self.kind.has_encoder_and_decoder and self.positions == "learned"):
       raise UserError(
-        "config.model.own_decoder_positions=True: needs architecture=encoder_decoder and positions=learned, not "
-        f"{self.architecture} and {self.positions}"
+        "config.model.own_decoder_positions=True needs config.model.architecture=encoder_decoder and "
+        f"config.model.positions=learned, not {self.architecture} and {self.positions}"
       )
 
   def _check_attention(self) -> None:
     if self.num_heads % self.kv_heads:
       works = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
       raise UserError(
-        f"config.model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Values that "
-        f"work: {works}."
+        f"config.model.num_kv_heads={self.num_kv_heads} does not divide config.model.num_heads={self.num_heads}. "
+        f"Values that work: {works}."
       )
     if self.positions == "rotary" and self.head_dim % 2:
       raise UserError(
@@ -491,13 +495,12 @@ class TransformerConfig:
       )
     if self.attention_init_bias and (self.positions != "relative" or self.qk_norm):
       raise UserError(
-        f"config.model.attention_init_bias={self.attention_init_bias}: needs config.model.positions=relative, "
-        "whose bias selects a neighbour, and config.model.qk_norm=False, because norms undo the initial scale "
-        "of queries. Otherwise set config.model.attention_init_bias=0."
+        f"config.model.attention_init_bias={self.attention_init_bias} needs config.model.positions=relative and "
+        "config.model.qk_norm=False. Set these keys, or config.model.attention_init_bias=0."
       )
     if self.attention_scale_dim and not self.scale_attention:
       raise UserError(
-        f"config.model.attention_scale_dim={self.attention_scale_dim}: needs config.model.scale_attention=True"
+        f"config.model.attention_scale_dim={self.attention_scale_dim} needs config.model.scale_attention=True"
       )
     if self.global_attention_first and self.global_attention_first >= self.global_attention_every:
       raise UserError(
@@ -509,9 +512,9 @@ class TransformerConfig:
         raise UserError(f"config.model.{field}={getattr(self, field)}: must be at least 0 (0: no capping)")
     if self.global_attention_every and not self.attention_window:
       raise UserError(
-        f"config.model.global_attention_every={self.global_attention_every}: has no effect, because without "
+        f"config.model.global_attention_every={self.global_attention_every} has no effect, because without "
         "config.model.attention_window every layer attends to all positions. Set a window, or "
-        "global_attention_every=0."
+        "config.model.global_attention_every=0."
       )
 
 
@@ -525,5 +528,7 @@ def _head(head: HeadConfig | Mapping) -> HeadConfig:
     )
   unknown = sorted(set(head) - set(known))
   if unknown:
-    raise UserError(f"config.model.heads: {unknown[0]!r}: unknown key{did_you_mean(unknown[0], known)}")
+    raise UserError(
+      f"config.model.heads: unknown key {unknown[0]!r}. Known keys: {', '.join(known)}{did_you_mean(unknown[0], known)}"
+    )
   return HeadConfig(**head)

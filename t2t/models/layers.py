@@ -284,7 +284,7 @@ class Embed(nnx.Module):
       if positions is None and tokens.shape[1] > self.max_length:
         raise ValueError(
           f"config.model.max_length={self.max_length}: a sequence has {tokens.shape[1]} positions, but only "
-          f"{self.max_length} are learned"
+          f"{self.max_length} positions are learned. Shorten the sequence."
         )
       # A slice instead of a gather if all sequences have the same positions; its gradient is small, too.
       learned = small(added.positions)[self.position_offset :]

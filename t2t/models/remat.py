@@ -40,11 +40,12 @@ def parse(remat: str) -> tuple[list[str], list[str]]:
     if part not in NAMES:
       known = (*POLICIES, *NAMES) if len(names) == 1 else NAMES
       raise UserError(
-        f"config.model.remat={remat!r}: {part!r} is neither a policy ({', '.join(POLICIES)}) nor an activation "
-        f"({', '.join(NAMES)}; append @host to keep it in the host's memory){did_you_mean(part, known)}"
+        f"config.model.remat={remat!r}: unknown value {part!r}{did_you_mean(part, known) or '.'} Policies: "
+        f"{', '.join(POLICIES)}. Activations: {', '.join(NAMES)}. Append @host to an activation to keep the "
+        "activation in the host's memory."
       )
     if names.count(part) > 1:
-      raise UserError(f"config.model.remat={remat!r}: {part} occurs twice. Remove one.")
+      raise UserError(f"config.model.remat={remat!r}: {part} occurs twice. Remove one occurrence.")
   host = [part.removesuffix(_HOST) for part in parts if part.endswith(_HOST)]
   return [part for part in names if part not in host], host
 

@@ -132,9 +132,9 @@ class _Transformer(nnx.Module):
     if self.head is None:
       there = ", ".join(self.heads) or "none"
       raise UserError(
-        f"config.model.vocabulary_head=False: the model has no logits over the vocabulary; its heads: {there}. "
-        "Set --config.model.vocabulary_head=True, and --config.init.reinit=^head/ to initialize its parameters, "
-        "if the checkpoint has none."
+        f"config.model.vocabulary_head=False: the model has no logits over the vocabulary. The model's heads: "
+        f"{there}. Set --config.model.vocabulary_head=True. If the checkpoint has no such head, also set "
+        "--config.init.reinit=^head/ to initialize the new parameters."
       )
     return self.head.logits_fn(self.embed)
 
@@ -151,7 +151,7 @@ class _Transformer(nnx.Module):
     if name not in self.heads:
       there = ", ".join(self.heads) or "none"
       raise UserError(
-        f"config.model.heads: the model has no head {name!r}. Its heads: {there}{did_you_mean(name, self.heads)}"
+        f"config.model.heads: the model has no head {name!r}. Known heads: {there}{did_you_mean(name, self.heads)}"
       )
     return self.heads[name](hidden, dropout_key=dropout_key)
 

@@ -56,7 +56,7 @@ def _check_topology(topology: str, slices: int) -> None:
   if len(sides) != number:
     raise UserError(f"--topology {topology}: a {generation} slice has {number} dimensions. Examples: {examples}")
   if slices < 1:
-    raise UserError(f"--slices {slices}: must be at least 1")
+    raise UserError(f"--slices {slices} must be at least 1")
 
 
 def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
@@ -74,8 +74,8 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
   sides = shape.split("x")
   if importlib.util.find_spec("libtpu") is None:
     raise UserError(
-      f"--topology {topology}: libtpu is not installed. Run: pip install -e '.[tpu]' (it needs no TPU); or omit "
-      "--topology to compile for the attached devices."
+      f"--topology {topology}: libtpu is not installed. Run `pip install -e '.[tpu]'` (no TPU is needed), or "
+      "omit --topology to compile for the attached devices."
     )
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   # Nothing runs on a TPU here, so other processes may use one, or compile for one, at the same time.

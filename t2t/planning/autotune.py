@@ -261,9 +261,9 @@ def search(config: Config, options: argparse.Namespace) -> None:
     ordered = candidates(config, devices, capacity=None if chip is None else chip.hbm_bytes, estimate=estimate)
   if not ordered:
     raise UserError(
-      f"--search: no mesh of {len(devices)} device(s) divides the model, "
+      f"--search: no mesh of {len(devices)} device(s) fits. A mesh must divide the model, "
       f"config.train.batch_size={config.train.batch_size} and config.eval.batch_size={config.eval.batch_size}, "
-      "and has memory for parameters and optimizer. Give more chips or other batch sizes."
+      "and have memory for parameters and optimizer. Give more chips or other batch sizes."
     )
   if undivided := without_evaluation(config, estimate, len(devices)):
     reason = f"with a number of batch shards that does not divide config.eval.batch_size={config.eval.batch_size}"

@@ -405,7 +405,7 @@ def find_devices(topology: str | None, *, slices: int) -> tuple[list[jax.Device]
   """Returns the devices to compile for, and their name."""
   if topology is None:
     if slices != 1:
-      raise UserError(f"--slices {slices}: needs --topology. Give for example --topology v5e:4x4.")
+      raise UserError(f"--slices {slices} needs --topology. Give for example --topology v5e:4x4.")
     devices = jax.devices()
     return devices, f"here: {len(devices)} x {devices[0].device_kind}"
   return list(aot_compile.devices(topology, slices=slices)), topology + (f" x {slices}" if slices > 1 else "")

@@ -31,7 +31,7 @@ def named(run_list: Sequence[runs.RecordedRun]) -> dict[str, runs.RecordedRun]:
   """
   paths = [str(run.path) for run in run_list]
   if twice := next((path for path in paths if paths.count(path) > 1), None):
-    raise UserError(f"{twice}: is given twice. Give each run once")
+    raise UserError(f"{twice} is given twice; give each run once")
   parts = [path.split("/") for path in paths]
   for deep in range(1, max(map(len, parts)) + 1):
     names = ["/".join(path_parts[-deep:]) for path_parts in parts]
@@ -54,7 +54,8 @@ def html(run_list: Sequence[runs.RecordedRun], *, over: str) -> str:
   axes = {name: axis(run, over) for name, run in runs_by_name.items()}
   without_axis = [name for name, values in axes.items() if not values]
   if len(without_axis) == len(runs_by_name):
-    raise UserError(f"--over {over}: {_WHY[over]}. Give --over steps")
+    remedy = "give runs with metrics" if over == "steps" else "give --over steps"
+    raise UserError(f"--over {over}: {_WHY[over]}; {remedy}")
   for points, most in _ROOM:
     text = _html(runs_by_name, axes, without_axis, over, points, most)
     if len(text.encode()) < page.MOST_BYTES:
@@ -65,7 +66,7 @@ def html(run_list: Sequence[runs.RecordedRun], *, over: str) -> str:
 _WHY = {
   "steps": "none of the runs has metrics",
   "tokens": "none of the runs has train/tokens in its metrics",
-  "flops": "none of the runs has recorded the FLOPs of a step (older runs, and runs of several stages, do not)",
+  "flops": "none of the runs has recorded the FLOPs of a step (older runs and runs of several stages lack the FLOPs)",
   "time": "none of the runs has train/step_seconds in its metrics",
 }
 
@@ -105,7 +106,7 @@ def _html(
   if (number := len(_metrics(runs_by_name))) > most:
     remarks.append(f"{most} of {number} metrics are drawn; the table has all.")
   if without_axis:
-    remarks.append(f"Not drawn over {AXES[over]}, which these runs have not recorded: {', '.join(without_axis)}.")
+    remarks.append(f"Runs without recorded {AXES[over]} are not drawn: {', '.join(without_axis)}.")
   drawn = {name: run for name, run in runs_by_name.items() if name not in without_axis}
   parts = [
     f"<header><h1>{page.escaped(title if len(title) < 120 else f'{len(runs_by_name)} runs')}</h1>",

@@ -46,7 +46,7 @@ def note(workdir: epath.Path, stage: Stage, batch: Batch, vocabulary: Any) -> No
     log.bring()
     log.close()
   except Exception as error:  # any error: a missing report must not end the run
-    console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
+    console.tell(f"{workdir / NAME} could not be written ({error}); reports will lack the first batches")
 
 
 def read(workdir: epath.Path) -> list[Mapping[str, Any]]:

@@ -126,7 +126,7 @@ def _add(workdir: epath.Path, event: str, note: Mapping[str, Any]) -> None:
     log.bring()
     log.close()
   except Exception as error:  # any error: a missing report must not end the run
-    console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
+    console.tell(f"{workdir / NAME} could not be written ({error}); reports will lack this event")
 
 
 def read(workdir: epath.Path) -> list[dict[str, Any]]:

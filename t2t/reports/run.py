@@ -141,11 +141,11 @@ def read(path: str, *, state: str = "") -> RecordedRun:
   folder = gcs.absolute(path)
   names = gcs.names(folder, where=path)
   if not is_run(names):
-    raise UserError(f"{path}: {_what_is_there(folder, names)}. Give a folder that `t2t train --workdir` wrote to")
+    raise UserError(f"{path} {_what_is_there(folder, names)}. Give a folder that `t2t train --workdir` wrote to.")
   try:
     return _read(folder, names, state)
   except OSError as error:
-    raise UserError(f"{path}: cannot be read ({error})") from error
+    raise UserError(f"{path} cannot be read ({error}); check the path and its permissions") from error
 
 
 def _read(folder: epath.Path, names: Sequence[str], state: str) -> RecordedRun:
@@ -208,7 +208,7 @@ def _what_is_there(folder: epath.Path, names: Sequence[str]) -> str:
   below = [child.name for child in find(folder, deep=1)]
   if below:
     return f"is not a run, but contains runs: {_some(below)}"
-  return f"is not a run: it has neither {METRICS} nor {history.NAME}, but {_some(names)}"
+  return f"is not a run: the folder has neither {METRICS} nor {history.NAME}, but {_some(names)}"
 
 
 def _some(names: Sequence[str], *, most: int = 5) -> str:

@@ -35,6 +35,6 @@ def at_end(workdir: epath.Path, *, ends: bool) -> None:
   try:
     write(workdir / NAME, single.html(runs.read(str(workdir), state=runs.FINISHED if ends else runs.STOPPED)))
   except Exception as error:  # the run itself has succeeded
-    console.tell(f"{workdir / NAME}: could not be written ({error}). Run `t2t report {workdir}` to try again")
+    console.tell(f"{workdir / NAME} could not be written ({error}); run `t2t report {workdir}` to try again")
     return
   console.tell(f"{'report':<15}{workdir / NAME}", file=sys.stdout)

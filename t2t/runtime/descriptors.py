@@ -20,5 +20,5 @@ def allow() -> None:
   if most < NEEDED:
     raise UserError(
       f"a process can open {most} files here, but training opens up to {NEEDED}. Run `ulimit -n 4096` in the "
-      "shell that starts it, or ask the machine's administrator for a higher limit"
+      "shell that starts training, or ask the machine's administrator for a higher limit."
     )

@@ -63,11 +63,13 @@ def place_of(options: argparse.Namespace) -> "rendezvous.ProcessSpec | None":
       raise UserError(f"--{missing[0]} is missing: give --coordinator, --num_processes and --process_id together")
     host, _, port = options.coordinator.rpartition(":")
     if not host or not port.isdecimal():
-      raise UserError(f"--coordinator {options.coordinator}: give HOST:PORT, for example 10.0.0.2:8476")
+      raise UserError(
+        f"--coordinator {options.coordinator} is not an address. Give HOST:PORT, for example 10.0.0.2:8476."
+      )
     if not 0 <= options.process_id < options.num_processes:
       raise UserError(
-        f"--process_id {options.process_id}: give 0 to {options.num_processes - 1} (--num_processes "
-        f"{options.num_processes})"
+        f"--process_id {options.process_id} does not exist in a run with --num_processes {options.num_processes}. "
+        f"Give a number from 0 to {options.num_processes - 1}."
       )
     return _place(options.coordinator, options.num_processes, options.process_id)
   # A private module that jax.distributed.initialize uses; the public function cannot detect without joining.
@@ -164,7 +166,7 @@ def check_number(wanted: int) -> None:
   if wanted and wanted != jax.process_count():
     raise UserError(
       f"config.train.num_processes={wanted}, but the number of processes is {jax.process_count()}. Start the command "
-      f"on every host, or set config.train.num_processes={jax.process_count()}"
+      f"on every host, or set config.train.num_processes={jax.process_count()}."
     )
 
 

@@ -17,7 +17,7 @@ def integer(least: int | None = None, most: int | None = None) -> Callable[[str]
     try:
       value = int(text)
     except ValueError:
-      raise argparse.ArgumentTypeError(f"is {text[:40]!r}; give {right}") from None
+      raise argparse.ArgumentTypeError(f"{text[:40]!r} is not valid. Give {right}.") from None
     return _checked(value, text, right, least, most)
 
   return parse
@@ -31,9 +31,9 @@ def number(least: float | None = None, most: float | None = None, *, above: bool
     try:
       value = float(text)
     except ValueError:
-      raise argparse.ArgumentTypeError(f"is {text[:40]!r}; give {right}") from None
+      raise argparse.ArgumentTypeError(f"{text[:40]!r} is not valid. Give {right}.") from None
     if not math.isfinite(value) or (above and value == least):
-      raise argparse.ArgumentTypeError(f"is {text[:40]}; give {right}")
+      raise argparse.ArgumentTypeError(f"{text[:40]} is not valid. Give {right}.")
     return _checked(value, text, right, least, most)
 
   return parse
@@ -55,12 +55,12 @@ def check(name: str, value: Any, least: float | None = None, most: float | None 
   is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
   if not is_number or (least is not None and value < least) or (most is not None and value > most):
     right = _right("a whole number" if whole else "a finite number", least, most)
-    raise UserError(f"{name}={str(value)[:40]}: must be {right}")
+    raise UserError(f"{name}={str(value)[:40]} must be {right}")
 
 
 def _checked(value, text: str, right: str, least: float | None, most: float | None):
   if (least is not None and value < least) or (most is not None and value > most):
-    raise argparse.ArgumentTypeError(f"is {text[:40]}; give {right}")
+    raise argparse.ArgumentTypeError(f"{text[:40]} is not valid. Give {right}.")
   return value
 
 

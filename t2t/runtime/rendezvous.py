@@ -71,8 +71,8 @@ def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
     shown = ", ".join(_name(index) for index in missing[:_MISSING_SHOWN])
     more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
     raise UserError(
-      f"{here}: {len(missing)} of {process.number} processes did not start within {seconds:.0f} s: "
-      f"{shown}{more}. Check their logs, start the command on every host, or raise --join_seconds"
+      f"{here}: {len(missing)} of {process.number} processes did not start within {seconds:.0f} s "
+      f"({shown}{more}). Check the logs of these processes, start the command on every host, or raise --join_seconds."
     )
   return peers
 
@@ -133,7 +133,7 @@ class _Roll:
     except OSError as error:
       raise UserError(
         f"port {port} of {socket.gethostname()} is in use ({error.strerror}), perhaps by another run. Give "
-        "another port in --coordinator"
+        "another port in --coordinator."
       ) from error
     with server:
       while len(callers) < self._place.number - 1 and time.monotonic() < deadline:
@@ -173,7 +173,7 @@ class _Roll:
       caller.close()
       if self._told.acquire(blocking=False):
         console.tell(
-          f"{address} connected to the port of the roll call but is not a process of this run; such connections "
+          f"{address} connected to the rendezvous port but is not a process of this run; such connections "
           f"are ignored (if {TOKEN} is set, it must be the same on all hosts)"
         )
     finally:
@@ -194,7 +194,7 @@ def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, second
       # The first process may have started to wait at the same time as this one.
       reply, _, proof = _line(caller, max(0.1, deadline - time.monotonic()) + seconds, limit=_LONG_LINE).partition(" ")
       if not hmac.compare_digest(proof, _proof(token, "told", nonce, reply)):
-        raise ConnectionError(f"the process there has another {TOKEN}")
+        raise ConnectionError(f"{TOKEN} is different there")
       return {peer_monitor.FIRST: (caller, address[0])}, [] if reply == "all" else [
         int(index) for index in reply.split(",")
       ]
@@ -204,7 +204,7 @@ def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, second
       if time.monotonic() >= deadline:
         raise UserError(
           f"{socket.gethostname()} (process {process.index}): the first process, at {address[0]}, did not answer "
-          f"within {seconds:.0f} s ({error}). Check that the command runs there, and that this host can reach "
-          f"its port {address[1]}"
+          f"within {seconds:.0f} s ({error}). Check that the command runs on {address[0]}, and that this host can "
+          f"reach port {address[1]} there."
         ) from error
       time.sleep(0.2)

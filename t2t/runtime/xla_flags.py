@@ -117,15 +117,15 @@ def make_deterministic() -> list[Flag]:
   for text, value in re.findall(rf"(--{DETERMINISTIC.name}(?:=(\S+))?)(?=\s|$)", user_flags):
     if value.lower() not in ("", "true", "1"):
       raise UserError(
-        f"config.train.deterministic=True, but XLA_FLAGS has {text}. Remove it from XLA_FLAGS, or set "
-        "config.train.deterministic=False"
+        f"config.train.deterministic=True, but XLA_FLAGS has {text}. Remove the flag from XLA_FLAGS, or set "
+        "config.train.deterministic=False."
       )
   if _compiler("gpu") is None:
     return []
   if not known("gpu", [DETERMINISTIC]):
     raise UserError(
-      f"config.train.deterministic=True: the installed jaxlib does not know {DETERMINISTIC.name}. Install "
-      "another version, or set config.train.deterministic=False"
+      f"config.train.deterministic=True: the installed jaxlib does not know the XLA flag {DETERMINISTIC.name}. "
+      "Install another version of jaxlib, or set config.train.deterministic=False."
     )
   flags = list(_missing([DETERMINISTIC], user_flags))
   os.environ["XLA_FLAGS"] = " ".join([*map(str, flags), *user_flags.split()])

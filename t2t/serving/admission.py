@@ -88,7 +88,9 @@ def of(host: str) -> Admission:
   """
   token = os.environ.get(TOKEN, "")
   if token and (len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token):
-    raise UserError(f"{TOKEN}: must have at least {_SHORTEST} characters, letters and digits; lengthen it, or unset it")
+    raise UserError(
+      f"{TOKEN} must have at least {_SHORTEST} characters, only letters and digits; set another token, or unset {TOKEN}"
+    )
   if not token and not is_local(host):
     token = secrets.token_urlsafe(24)
   return Admission(host, token)

@@ -173,7 +173,7 @@ class Application:
     name = request.path_params["name"]
     models = {each["id"]: each for each in self._models()["data"]}
     if name not in models:
-      raise openai_api.NotFound("model", f"model: unknown {name[:60]!r}; known are {', '.join(models)}")
+      raise openai_api.NotFound("model", f"model {name[:60]!r} is unknown; give one of {', '.join(models)}")
     return _json(models[name])
 
   # ---- Errors --------------------------------------------------------------
@@ -182,10 +182,10 @@ class Application:
     path = request.scope["path"]
     if request.method == "OPTIONS" and path == "*":
       return _options("GET, HEAD, POST, OPTIONS")
-    hint = f"the page is at /; programs send POST {' or '.join(self._endpoints)}"
+    hint = f"The page is at /; programs send POST {' or '.join(self._endpoints)}"
     if path.startswith("/v1/chat/"):
-      hint = "send POST /v1/completions, because no model here was trained on chats"
-    return _Refusal(path, 404, f"unknown path {path[:80]}; {hint}")
+      hint = "Send POST /v1/completions, because no model here was trained on chats"
+    return _Refusal(path, 404, f"unknown path {path[:80]}. {hint}.")
 
   async def _no_method(self, request: Request, error: HTTPException) -> Response:
     allowed = "POST, OPTIONS" if "POST" in error.headers["Allow"] else "GET, HEAD, OPTIONS"
@@ -199,7 +199,7 @@ class Application:
   async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
     parsed = await run_in_threadpool(endpoint.parse, await _body(request))
     if self.ending:
-      raise routes.Busy(f"{request.scope['path'][:80]}: the server is shutting down; retry after it has restarted")
+      raise routes.Busy(f"{request.scope['path'][:80]}: the server is shutting down; retry after the restart")
     # Requests take a place only once they are complete, so that slow uploads do not block others.
     if not self.places.acquire(blocking=False):
       raise routes.Busy(f"{MAX_REQUESTS} requests are already pending; retry in a moment")
@@ -267,30 +267,35 @@ async def _hang_up(request: Request, error: Exception) -> None:
 async def _body(request: Request) -> bytes:
   headers = request.headers
   # A form on another site can send text, but sending JSON needs permission.
-  if headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
-    raise UserError("Content-Type: must be application/json")
+  content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+  if content_type != "application/json":
+    raise UserError(f"Content-Type must be application/json, not {content_type[:40] or 'empty'}")
   if "Transfer-Encoding" in headers:
-    raise HTTPException(411, f"Transfer-Encoding: is {headers['Transfer-Encoding'][:40]}; send Content-Length instead")
+    raise HTTPException(
+      411, f"Transfer-Encoding {headers['Transfer-Encoding'][:40]} is not supported; send Content-Length instead"
+    )
   if (coding := headers.get("Content-Encoding", "identity")) != "identity":
-    raise HTTPException(415, f"Content-Encoding: is {coding[:40]}; send the JSON uncompressed")
+    raise HTTPException(415, f"Content-Encoding {coding[:40]} is not supported; send the JSON uncompressed")
   if "Content-Length" not in headers:
     raise HTTPException(
-      411, f"Content-Length: is missing; send the number of bytes, at most {request_schema.MAX_BODY:,}"
+      411, f"Content-Length is missing; send the number of bytes, at most {request_schema.MAX_BODY:,}"
     )
   length = int(headers["Content-Length"])
   if length > request_schema.MAX_BODY:
     raise request_schema.TooLarge(
-      f"the request has {length:,} bytes, more than {request_schema.MAX_BODY:,}; shorten it"
+      f"the request has {length:,} bytes, more than the limit of {request_schema.MAX_BODY:,}; shorten the request"
     )
   try:
     async with asyncio.timeout_at(request.state.connection.until):
       content = await request.body()
   except TimeoutError:
     raise HTTPException(
-      408, f"the request did not arrive within {connection.READ_SECONDS:.0f} s; send it again"
+      408, f"the request did not arrive within {connection.READ_SECONDS:.0f} s; send the request again"
     ) from None
   if len(content) < length:
-    raise UserError(f"the request ends after {len(content):,} of {length:,} bytes (Content-Length); send it again")
+    raise UserError(
+      f"the request ends after {len(content):,} of {length:,} bytes (Content-Length); send the request again"
+    )
   return content
 
 

@@ -133,5 +133,7 @@ def width(length: int, config: TransformerConfig, side: str) -> int:
     UserError: the text is too long for a map.
   """
   if length > MOST:
-    raise UserError(f"the {side} input has {length:,} tokens; an attention map has at most {MOST}; shorten the text")
+    raise UserError(
+      f"the {side} input has {length:,} tokens, more than the {MOST} of an attention map; shorten the text"
+    )
   return predictor.bucket(length, min(MOST, config.most_positions or _NO_LIMIT))

@@ -28,7 +28,7 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
   """
   devices = jax.devices()
   if not 1 <= tensor <= len(devices):
-    raise UserError(f"--tensor {tensor}: must be 1 to {len(devices)}, the number of devices")
+    raise UserError(f"--tensor {tensor} must be 1 to {len(devices)}, the number of devices")
   return sharding.make_mesh({"tensor": tensor}, devices=devices[:tensor])
 
 

@@ -113,28 +113,28 @@ class Asker:
     known = tuple(dict.fromkeys((form.field, *form.lists, *form.needs, *form.may, *form.columns)))
     for name in given:
       if name not in known:
-        raise UserError(f"{name!r}: unknown field; known are {', '.join(known)}")
+        raise UserError(f"{name!r} is an unknown field; give one of {', '.join(known)}")
     ways = [name for name in (form.field, *form.lists) if name in given]
     columns = [name for name in form.columns if name in given]
     own = [name for name in columns if name not in (form.field, *form.lists, *form.needs, *form.may)]
     if len(ways) + bool(own) > 1:
       both = " and ".join(repr(name) for name in (*ways, *own[:1]))
-      raise UserError(f"{both}: both give the text; give only one of them")
+      raise UserError(f"{both} both give the text; give only one of these fields")
     text = given.pop(form.field, None)
     for name in form.lists:
       if text is None and name in given:
         text = " ".join(jsonl_io.texts(given, name, where))
     if text is None and own:
       if missing := [name for name in form.columns if given.get(name) is None]:
-        raise UserError(f"{missing[0]}: is missing; give {', '.join(form.columns)}, or {form.field}")
+        raise UserError(f"{missing[0]!r} is missing; give {', '.join(map(repr, form.columns))}, or only {form.field!r}")
       text = " ".join(x if isinstance(x, str) else json.dumps(x) for x in map(given.get, form.columns))
     called = own[0] if own else form.field
     if isinstance(text, str) and (reason := encoding.unpaired_surrogate(text)):
-      raise UserError(f"{called}: {reason}")
+      raise UserError(f"{called!r} {reason}")
     if text is not None and not isinstance(text, str):
-      raise UserError(f"{called}: is {jsonl_io.json_kind(text)}; give a text")
+      raise UserError(f"{called!r} is {jsonl_io.json_kind(text)}; give a text")
     if text is None or not text.strip():
-      raise UserError(f"{called}: is empty; give a text")
+      raise UserError(f"{called!r} is {'missing' if text is None else 'empty'}; give a text")
     line = jsonl_io.Line(1, text, given)
     self._way.check(line, where)
     return line
@@ -147,7 +147,7 @@ class Asker:
     try:
       asked = self._way.read(request)
       if asked.error:
-        raise UserError(f"{asked.error}: {_HINTS[asked.error]}")
+        raise UserError(f"the request: {asked.error}; {batch_inference.REMEDIES[asked.error]}")
       if asked.cut:
         yield {"cut": asked.cut}
       width = predictor.bucket(asked.tokens - asked.cut, self._way.longest)
@@ -172,7 +172,7 @@ class Asker:
       asked, name = self._way.read(line), line.others.get(adapter_routing.FIELD, adapter_routing.BASE)
       # A text without a blank has a map, too.
       if asked.given is None:
-        raise UserError(f"{asked.error}: {_HINTS[asked.error]}")
+        raise UserError(f"the request: {asked.error}; {batch_inference.REMEDIES[asked.error]}")
       example = _example(asked.given[1] if self._adapters and not asked.error else asked.given)
       tokens = attention_maps.named(example["inputs"], self._token_texts)
       width = attention_maps.width(len(tokens), self._model(name).config, place.which)
@@ -212,10 +212,3 @@ def _form_schema(way: batch_inference.Way, adapters: list[str]) -> dict[str, Any
   if not form.lists:
     return found | {"required": [form.field, *form.needs]}
   return found | {"anyOf": [{"required": [name]} for name in (form.field, *form.lists)]}
-
-
-# Instructions by error of a line.
-_HINTS = {
-  batch_inference.NO_BLANK: "put [MASK] in place of each missing word",
-  batch_inference.NO_CONTEXT: "give the text with the answer",
-}

@@ -19,7 +19,7 @@ _MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of one request, during which a
 _LENGTH = 16  # OpenAI's default of max_tokens
 
 
-_SCORE = "leave it out; POST /score returns log-probabilities of given targets after their inputs"
+_SCORE = "Leave out 'echo', or send POST /score for the log-probabilities of given targets."
 
 
 def _neutral(name: str, value: float) -> request_schema.Field:
@@ -197,7 +197,7 @@ class Completions:
     found = request_schema.check(request_schema.read(body), self._fields)
     if "model" not in found and adapter_routing.BASE not in self._ready.names:
       raise request_schema.FieldError(
-        "model", f"model: is missing, and there is no base model; give one of {', '.join(self.models)}"
+        "model", f"'model' is missing, and there is no base model; give one of {', '.join(self.models)}"
       )
     model = found.get("model", self.models[0])
     self.check_model(model)
@@ -206,24 +206,28 @@ class Completions:
     max_tokens = self._max_tokens(found)
     if found.get("best_of", n) != n:
       raise request_schema.FieldError(
-        "best_of", f"best_of: is {found['best_of']}; give {n}, the value of n, or leave it out"
+        "best_of", f"'best_of' is {found['best_of']}, but 'n' is {n}; leave out 'best_of', or give {n}"
       )
     if not max_tokens and not echo:
-      raise request_schema.FieldError("max_tokens", f"max_tokens: is {max_tokens}; give 1 or more, or echo as well")
+      raise request_schema.FieldError(
+        "max_tokens", f"'max_tokens' is {max_tokens} without 'echo'; give 1 or more, or echo=true"
+      )
     if (total := max_tokens * n * len(found["prompt"])) > _MAX_TOKENS:
       said = f"{len(found['prompt'])} prompts with {n} choices of {max_tokens:,} tokens are {total:,} tokens"
-      raise request_schema.FieldError("max_tokens", f"max_tokens: {said}, more than {_MAX_TOKENS:,}; split the request")
+      raise request_schema.FieldError(
+        "max_tokens", f"'max_tokens': {said}, more than the limit of {_MAX_TOKENS:,}; split the request"
+      )
     if echo:
       self._check_echo()
     if stream and logprobs is not None:
       raise request_schema.FieldError(
-        "logprobs", "logprobs: not supported with stream=true; leave out stream, or logprobs"
+        "logprobs", "'logprobs' is not supported with stream=true; leave out 'stream' or 'logprobs'"
       )
     if stream and echo:
-      raise request_schema.FieldError("echo", "echo: not supported with stream=true; leave out stream, or echo")
+      raise request_schema.FieldError("echo", "'echo' is not supported with stream=true; leave out 'stream' or 'echo'")
     if "stream_options" in found and not stream:
       raise request_schema.FieldError(
-        "stream_options", "stream_options: only supported with stream=true; set it, or leave out stream_options"
+        "stream_options", "'stream_options' needs stream=true; give stream=true, or leave out 'stream_options'"
       )
     drawing = {"temperature": temperature, "top_p": found.get("top_p", 1.0)} if temperature else {}
     decode = decoding.DecodeConfig(max_length=max(1, max_tokens), **drawing)
@@ -253,13 +257,13 @@ class Completions:
     """
     if name not in self._adapters:
       near = did_you_mean(name, self.models)
-      raise NotFound("model", f"model: unknown {name[:60]!r}; known are {', '.join(self.models)}{near}")
+      raise NotFound("model", f"model {name[:60]!r} is unknown. Known models: {', '.join(self.models)}{near}")
 
   def _max_tokens(self, found: Mapping[str, Any]) -> int:
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in found]
     if len({found[name] for name in names}) > 1:
-      said = f"max_completion_tokens: is {found[names[1]]}, but max_tokens is {found[names[0]]}"
-      raise request_schema.FieldError("max_completion_tokens", f"{said}; leave one of them out")
+      said = f"'max_completion_tokens' is {found[names[1]]}, but 'max_tokens' is {found[names[0]]}"
+      raise request_schema.FieldError("max_completion_tokens", f"{said}; give only one of these fields")
     return found[names[0]] if names else _LENGTH
 
   def _prompts(
@@ -278,22 +282,23 @@ class Completions:
       if (number := len(prompt.tokens)) > most:
         behind = "" if told is None else " with echo" + (f" and max_tokens={told}" if told else "")
         raise scoring.TooLong(
-          "prompt", f"prompt: has {number:,} tokens, more than {most:,}, the maximum of this model{behind}; shorten it"
+          "prompt",
+          f"'prompt' has {number:,} tokens, more than {most:,}, the maximum of this model{behind}; shorten the prompt",
         )
     return prompts
 
   def _check_echo(self) -> None:
     if self._ready.config.kind.has_encoder_and_decoder:
       raise request_schema.FieldError(
-        "echo", f"echo: not supported, because this model reads the prompt in its encoder; {_SCORE}"
+        "echo", f"'echo' is not supported, because this model reads the prompt in its encoder. {_SCORE}"
       )
     if not self._ready.reads_causally:
       raise request_schema.FieldError(
-        "echo", f"echo: not supported, because this model reads prompts in both directions; {_SCORE}"
+        "echo", f"'echo' is not supported, because this model reads prompts in both directions. {_SCORE}"
       )
     if self._ready.ends_prompts:
       raise request_schema.FieldError(
-        "echo", f"echo: not supported, because this model reads EOS after each prompt; {_SCORE}"
+        "echo", f"'echo' is not supported, because this model reads EOS after each prompt. {_SCORE}"
       )
 
   # ---- Answers -------------------------------------------------------------
@@ -368,7 +373,7 @@ class Completions:
     safe = whole if last else whole[: len(whole) - _held_back(whole, request.stop)]
     if not safe.startswith(sent[index]):
       if last:  # a token can change the text of earlier tokens
-        raise UserError("stream: a later token changed the text already sent; leave out stream")
+        raise UserError("streaming failed, because a later token changed the text already sent; leave out 'stream'")
       return
     new, sent[index] = safe[len(sent[index]) :], safe
     reason = _reason(row, end) if last else None

@@ -97,9 +97,11 @@ class Field:
       raise self._error(f"is {shown(value)}; give {called}")
     if self.choices and value not in self.choices:
       if not any(self.choices):
-        raise self._error(f"is {shown(value, 60)}; leave it out. {self.says}")
+        raise self._error(f"is {shown(value, 60)}; leave the field out. {self.says}")
       near = did_you_mean(str(value), [str(each) for each in self.choices])
-      raise self._error(f"is {shown(value, 60)}; known are {', '.join(map(str, self.choices))}{near}")
+      raise self._error(
+        f"is {shown(value, 60)}, an unknown value. Known values: {', '.join(map(str, self.choices))}{near}"
+      )
     if self.kind == "string":
       return self._check_text(value)
     return value if self.kind == "boolean" else self._check_range(value)
@@ -116,9 +118,10 @@ class Field:
       raise self._error(f"is {value}; give a finite number")
     low = self.least is not None and not (value > self.least if self.above else value >= self.least)
     if low or (self.most is not None and not value <= self.most):
-      least = f"above {self.least}" if self.above else self.least
-      right = f"{least} or more" if self.most is None else f"{least} to {self.most}"
-      right = f"{least}, or leave it out. {self.says}" if self.least == self.most else right
+      least = f"more than {self.least}" if self.above else f"{self.least} or more"
+      right = least if self.most is None else f"{self.least} to {self.most}"
+      right = f"more than {self.least} and at most {self.most}" if self.above and self.most is not None else right
+      right = f"{self.least}, or leave the field out. {self.says}" if self.least == self.most else right
       raise self._error(f"is {str(value)[:40]}; give {right}")
     return int(value) if self.kind == "integer" else value
 
@@ -149,25 +152,27 @@ class Field:
       raise self._error(f"is {shown(value)}; give a string, a list of strings, or lists of token ids")
     self._check_number(found, "prompts")
     if not all(found):
-      raise self._error(f"is {shown(value)}; give token ids, no list of them empty")
+      raise self._error(f"is {shown(value)}, with an empty list; give at least one token id in each list")
     for token in (token for each in found for token in each):
       if token < 0 or (self.ids and token >= self.ids):
-        raise self._error(f"has the token id {str(token)[:40]}; the ids of this model are 0 to {self.ids - 1}")
+        raise self._error(f"has the unknown token id {str(token)[:40]}; give ids of this model, 0 to {self.ids - 1}")
     return found
 
   def _check_object(self, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-      named = f" of {', '.join(each.name for each in self.fields)}" if self.fields else ", which must be empty"
-      raise self._error(f"is {shown(value)}; give an object{named}")
+      named = f"an object of {', '.join(each.name for each in self.fields)}" if self.fields else "an empty object"
+      raise self._error(f"is {shown(value)}; give {named}")
     if value and not self.fields:
-      raise self._error(f"is {shown(value)}; leave it out. {self.says}")
+      raise self._error(f"is {shown(value)}; leave the field out. {self.says}")
     try:
       return check(value, self.fields)
     except FieldError as error:
-      raise FieldError(f"{self.name}.{error.field}", f"{self.name}.{error}") from None
+      # All messages begin with the quoted name.
+      name = f"{self.name}.{error.field}"
+      raise FieldError(name, f"{name[:60]!r}{str(error).removeprefix(repr(error.field[:60]))}") from None
 
   def _error(self, message: str) -> FieldError:
-    return FieldError(self.name, f"{self.name}: {message}")
+    return FieldError(self.name, f"{self.name!r} {message}")
 
   # ---- Schema --------------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,9 @@ def check(given: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
   known = {field.name: field for field in fields}
   for name in given:
     if name not in known:
-      raise FieldError(name, f"{name[:60]!r}: unknown field; known are {', '.join(known)}{did_you_mean(name, known)}")
+      raise FieldError(
+        name, f"{name[:60]!r} is an unknown field. Known fields: {', '.join(known)}{did_you_mean(name, known)}"
+      )
   found = {
     name: known[name].check(value) for name, value in given.items() if value is not None or not known[name].nullable
   }
@@ -227,7 +234,7 @@ def check(given: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
     if field.required and field.name not in found:
       raise FieldError(
         field.name,
-        f"{field.name}: is missing; give a text" if field.filled else f"{field.name}: is missing; add it",
+        f"{field.name!r} is missing; {'give a text' if field.filled else 'add this field'}",
       )
   return found
 
@@ -245,13 +252,13 @@ def read(body: bytes) -> dict[str, Any]:
   try:
     found = json.loads(body, object_pairs_hook=_object, parse_int=_integer)
   except RecursionError:
-    raise UserError("request: is nested too deeply; use at most three levels") from None
+    raise UserError('the request is nested too deeply; send an object like {"inputs": "..."}') from None
   except FieldError:
     raise
   except ValueError as error:
-    raise UserError(f"the request is not JSON: {error}") from None
+    raise UserError(f"the request is not valid JSON ({error}); correct the JSON") from None
   if not isinstance(found, dict):
-    raise UserError('the request is not a JSON object; send one like {"inputs": "..."}')
+    raise UserError('the request is not a JSON object; send an object like {"inputs": "..."}')
   _check_size(found)
   return found
 
@@ -259,7 +266,7 @@ def read(body: bytes) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   """Returns a JSON object; refuses duplicate names, because parsers disagree on them."""
   if (name := safe_read.name_given_twice(pairs)) is not None:
-    raise FieldError(name, f"{name[:60]!r}: is given twice; give it once")
+    raise FieldError(name, f"{name[:60]!r} is given twice; give the field once")
   return dict(pairs)
 
 
@@ -287,6 +294,6 @@ def _check_size(value: Any) -> None:
       waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
   if len(texts) > _MAX_TEXTS or sum(texts) > _MAX_CHARACTERS:
     raise TooLarge(
-      f"the request has {sum(texts):,} characters in {len(texts):,} texts; the maximum is {_MAX_CHARACTERS:,} in "
-      f"{_MAX_TEXTS}. Use `t2t infer --input FILE` for more"
+      f"the request has {sum(texts):,} characters in {len(texts):,} texts, more than {_MAX_CHARACTERS:,} characters or "
+      f"{_MAX_TEXTS} texts. Use `t2t infer --input FILE` for larger inputs."
     )

@@ -76,7 +76,7 @@ class Scoring:
     inputs, targets, adapter = request_fields["inputs"], request_fields["targets"], request_fields.get("adapter", "")
     adapter_routing.named(adapter or None, self._ready.names, "the request")
     if len(inputs) != len(targets):
-      message = f"targets: there are {len(targets)} for {len(inputs)} inputs"
+      message = f"there are {len(targets)} targets for {len(inputs)} inputs"
       raise request_schema.FieldError("targets", f"{message}; give one target for each input")
     return ScoringRequest([self._pair(*pair, adapter) for pair in zip(inputs, targets, strict=True)], adapter)
 
@@ -95,8 +95,8 @@ class Scoring:
       limits = [("inputs", len(prompt) + len(target), longest)]
     for name, number, most in limits:
       if number > most:
-        message = f"{name}: has {number:,} tokens" + ("" if reads_apart else " including the target")
-        raise TooLong(name, f"{message}, more than {most:,}, the maximum of this model; shorten it")
+        message = f"{name!r} has {number:,} tokens" + ("" if reads_apart else " including the target")
+        raise TooLong(name, f"{message}, more than {most:,}, the maximum of this model; shorten the text")
     return prompt, target
 
   def answer(self, request: ScoringRequest) -> Iterator[Event]:

@@ -84,7 +84,9 @@ def make_server(service: Service, *, host: str, port: int) -> Server:
   try:
     return Server(service, admission.of(host), port)
   except (OSError, OverflowError) as error:
-    raise UserError(f"--host {host} --port {port}: {error}; give another, or --port 0 for any free port") from error
+    raise UserError(
+      f"--host {host} --port {port} cannot be used ({error}); give another --host or --port (0: any free port)"
+    ) from error
 
 
 def serve(service: Service, *, host: str, port: int) -> None:

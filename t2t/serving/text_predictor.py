@@ -100,8 +100,8 @@ def parse(body: bytes) -> WritingRequest:
     raise UserError(str(error).replace("--", "")) from None
   if request_options.get("n", 1) > 1 and not decode.temperature:
     raise UserError(
-      f"n {request_options['n']}: several texts need sampling or beams; give temperature 1, or beam "
-      f"{request_options['n']}"
+      f"'n' is {request_options['n']}, but several texts need sampling or beam search; give temperature 1, or "
+      f"beam {request_options['n']} instead of 'n'"
     )
   return WritingRequest(inputs, decode, **request_options)
 

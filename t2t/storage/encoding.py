@@ -54,7 +54,7 @@ def unpaired_surrogate(text: str) -> str:
     text.encode("utf-8")
   except UnicodeEncodeError as error:
     half = f"character {error.start + 1:,}, \\u{ord(text[error.start]):04x}, is an unpaired surrogate"
-    return f"is not valid Unicode: {half}, half of a character. Remove it, or add the other half"
+    return f"is not valid Unicode: {half}, half of a character. Remove this half, or add the other half."
   return ""
 
 

@@ -135,7 +135,7 @@ def check_folder(path: Any, *, where: str) -> None:
     UserError: it is a file.
   """
   if not is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
-    raise UserError(f"{where}{path}: is a file. Give a folder; it is created if it does not exist")
+    raise UserError(f"{where}{path} is a file. Give a folder; t2t creates the folder if it does not exist.")
 
 
 def _refusal(error: Exception, path: Any, subject: str) -> UserError:
@@ -143,12 +143,12 @@ def _refusal(error: Exception, path: Any, subject: str) -> UserError:
 
   name = _split(path)[0]
   if isinstance(error, (exceptions.NotFound, exceptions.BadRequest, *_NO_NAME)):
-    return UserError(f"{subject}: bucket {name!r} does not exist. Run `gcloud storage ls` to list the buckets")
+    return UserError(f"{subject}: bucket {name!r} does not exist. Run `gcloud storage ls` to list the buckets.")
   if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
     return UserError(
       f"{subject}: access to bucket {name!r} is denied ({_reason(error)}). Run `gcloud auth application-default "
       "login`, or give this machine's service account roles/storage.objectAdmin and "
-      "roles/storage.legacyBucketReader (docs/launch.md)"
+      "roles/storage.legacyBucketReader (docs/launch.md)."
     )
   return outage.refusal(f"{subject}: bucket {name!r} cannot be reached ({_reason(error)})", error)
 
@@ -201,7 +201,7 @@ def _listed(paths: list[str], *, where: str) -> dict[str, Any]:
       blobs[f"gs://{name}/{blob.name}"] = blob
   missing = [path for path in paths if path not in blobs]
   if missing:
-    raise UserError(f"{where}: {missing[0]}: does not exist")
+    raise UserError(f"{where}: {missing[0]} does not exist. Check the path.")
   return {path: blobs[path] for path in paths}
 
 

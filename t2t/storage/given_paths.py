@@ -23,7 +23,9 @@ def text(path: Any, *, called: str) -> str:
   try:
     decoded = os.fsdecode(path)
   except TypeError:
-    raise UserError(f"{called} is {type(path).__name__}: give a path, a str or a pathlib.Path") from None
+    raise UserError(f"{called} is {type(path).__name__}, not a path. Give a str or a pathlib.Path.") from None
   if (scheme := re.match(r"(s3|s3a|az|abfs|wasbs|hdfs):/", decoded)) is not None:
-    raise UserError(f"{called} is {decoded}: {scheme[1]}:// is not supported. Copy it, and give a local path or gs://")
+    raise UserError(
+      f"{called} is {decoded}: {scheme[1]}:// is not supported. Copy the data, and give a local or gs:// path."
+    )
   return re.sub(r"^gs:/(?!/)", "gs://", decoded)

@@ -53,5 +53,5 @@ def check(path: str, *, where: str) -> None:
     raise UserError(
       f"{where}{path}: no such folder. It looks like a model on the Hugging Face hub, which t2t does not "
       f"download. Run `hf download {shlex.quote(name)} --local-dir {shlex.quote(folder)}` (pip install "
-      f"huggingface_hub), and give {folder}"
+      f"huggingface_hub), and give {folder}."
     )

@@ -98,8 +98,8 @@ class Lease:
       self._generation = self._take()
     except OSError as error:
       problem = (
-        f"{path} cannot be written ({error}). Training needs it as a lock, so that only one run writes. Check the "
-        "bucket's permissions, or give another --workdir"
+        f"{path} cannot be written ({error}). Training needs this file as a lock. Check the "
+        "bucket's permissions, or give another --workdir."
       )
       raise outage.refusal(problem, error) from error
     threading.Thread(target=self._renew, name="lease", daemon=True).start()
@@ -118,7 +118,9 @@ class Lease:
     return new_generation
 
   def _refusal(self, holder: _Holder) -> str:
-    return f"{self._path}: another run ({holder}) is writing there. Wait for it, stop it, or give another --workdir"
+    return (
+      f"{self._path}: another run ({holder}) is writing there. Wait for that run, stop it, or give another --workdir."
+    )
 
   def _wait_for_the_end_of(self, holder: _Holder, generation: int) -> None:
     if holder.is_dead():

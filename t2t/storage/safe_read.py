@@ -38,7 +38,7 @@ def size(path: epath.Path) -> int:
   """
   if not is_file(path):
     problem = "is not a file but a folder, a pipe or a device" if path.exists() else "does not exist"
-    raise UserError(f"{path}: {problem}. Copy or download it again")
+    raise UserError(f"{path} {problem}. Copy or download the file again.")
   return epath.Path(path).stat().length
 
 
@@ -51,12 +51,15 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
   num_bytes = size(path)
   if num_bytes > most:
     raise UserError(
-      f"{path}: has {num_bytes:,} bytes, more than the maximum of {most:,} for such a file. Copy or download it again"
+      f"{path} has {num_bytes:,} bytes, more than the maximum of {most:,} for such a file. Copy or download the file "
+      "again."
     )
   try:
     return gcs.read(path)
   except OSError as error:
-    raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    raise UserError(
+      f"{path} cannot be read ({error.strerror or error}). Check the file and its permissions."
+    ) from error
 
 
 def name_given_twice(pairs: Sequence[tuple[str, Any]]) -> str | None:
@@ -84,7 +87,7 @@ def json_object(content: bytes, where: Any) -> dict[str, Any]:
     parsed = json.loads(content)
   # ValueError also for invalid UTF-8, and for numbers with thousands of digits.
   except (ValueError, RecursionError) as error:
-    raise UserError(f"{where}: cannot be read as JSON ({error}). Copy or download it again") from error
+    raise UserError(f"{where} cannot be read as JSON ({error}). Copy or download the file again.") from error
   if not isinstance(parsed, dict):
-    raise UserError(f"{where}: not a JSON object but {str(parsed)[:40]!r}. Copy or download it again")
+    raise UserError(f"{where} is not a JSON object but {str(parsed)[:40]!r}. Copy or download the file again.")
   return parsed

@@ -69,11 +69,11 @@ def read_record(folder: epath.Path) -> Record:
     values = safe_read.read_json(path)
     record = Record(values["file"], values["extra_ids"])
   except (UserError, KeyError) as error:
-    raise UserError(f"{path}: not a vocabulary record of t2t ({error!r}). Copy it again") from error
+    raise UserError(f"{path} is not a vocabulary record of t2t ({error!r}). Copy the file again.") from error
   if not is_own(record.file) or type(record.extra_ids) is not int or record.extra_ids < 0:
     raise UserError(
-      f"{path}: has file {record.file!r} and extra_ids {record.extra_ids!r}. Give a file of the same folder or "
-      "bytes, and a number"
+      f"{path}: 'file' {record.file!r} or 'extra_ids' {record.extra_ids!r} is not valid. Set 'file' to a file of the "
+      "same folder or to 'bytes', and 'extra_ids' to a whole number of at least 0."
     )
   return record
 
@@ -117,7 +117,7 @@ def files_of(path: epath.Path) -> list[epath.Path]:
   files = [part for part in pieces_and_merges(path) if part is not None]
   for file in files:
     if not file.exists():
-      raise UserError(f"{path}: {file.name} is missing beside it. Copy both files into one folder")
+      raise UserError(f"{path}: {file.name} is missing in the same folder. Copy both files into one folder.")
   settings = path.parent / SETTINGS
   return [*files, settings] if settings.exists() else files
 
@@ -131,7 +131,7 @@ def ids_of(path: epath.Path) -> dict[str, int]:
   ids = _ids_of(path)
   if not ids or not all(type(i) is int and 0 <= i < _MOST_IDS for i in ids.values()):
     problem = "has ids that are negative or too large" if ids else "has no tokens"
-    raise UserError(f"{path}: {problem}. Copy or download it again")
+    raise UserError(f"{path} {problem}. Copy or download the file again.")
   return ids
 
 
@@ -147,7 +147,7 @@ def _ids_of(path: epath.Path) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
   content = safe_read.json_object(content, path)
   if path.name == _JSON and not isinstance(content.get("model"), dict):
-    raise UserError(f"{path}: has no model, which contains the tokens. Copy or download it again")
+    raise UserError(f"{path} has no 'model' with the tokens. Copy or download the file again.")
   if isinstance(content.get("model"), dict):  # a tokenizer.json; in other files "model" may be a token
     return tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
   return content

@@ -30,7 +30,7 @@ class CarriedState:
     if config.train.loss not in ("", "cross_entropy"):
       raise UserError(
         f"config.model.feed_forward={config.model.feed_forward} carries states from step to step, but "
-        f"config.train.loss={config.train.loss} does not return them. Give config.train.loss=cross_entropy"
+        f"config.train.loss={config.train.loss} does not return them. Give config.train.loss=cross_entropy."
       )
     return cls(config.model, config.train.batch_size)
 

@@ -49,7 +49,7 @@ def check_average(config: Config) -> None:
   if config.eval.average and not config.optimizer.average:
     raise UserError(
       "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema, or leave "
-      "config.eval.average out"
+      "config.eval.average out."
     )
 
 
@@ -68,7 +68,7 @@ def check_measured(config: EvalConfig, names: Collection[str]) -> None:
     listed = ", ".join(names)
     raise UserError(
       f"config.eval.early_stopping_metric={name!r}: not a metric of this run. Give one of "
-      f"{listed}{did_you_mean(name, names)}"
+      f"{listed}{did_you_mean(name, names) or '.'}"
     )
 
 
@@ -81,14 +81,16 @@ def check_logging(config: LoggingConfig) -> None:
   known = ("none", *TRACKERS)
   if config.tracker not in known:
     raise UserError(
-      f"config.logging.tracker={config.tracker!r}: give {', '.join(known)}{did_you_mean(config.tracker, known)}"
+      f"config.logging.tracker={config.tracker!r}: unknown. Give one of {', '.join(known)}"
+      f"{did_you_mean(config.tracker, known) or '.'}"
     )
   if config.tracker != "none" and not config.project:
     raise UserError(
       f"config.logging.project is empty, but config.logging.tracker={config.tracker}. Give "
-      "--config.logging.project=NAME, under which the tracker lists the run"
+      "--config.logging.project=NAME, under which the tracker lists the run."
     )
   if config.histograms < 0:
     raise UserError(
-      f"config.logging.histograms={config.histograms}: give the number of steps between histograms, or 0 for none"
+      f"config.logging.histograms={config.histograms} must be at least 0. Give the number of steps between "
+      "histograms, or 0 for none."
     )

@@ -73,7 +73,7 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
   if not any(config.data[key] for key in SOURCE_KEYS):
     raise UserError(
       f"{source.path}: the checkpoint's config does not select training data. Give --config.data.mixture=TASKS "
-      "with --task_modules, or --config.data.files=PATH"
+      "with --task_modules, or --config.data.files=PATH."
     )
   return config
 
@@ -96,14 +96,17 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Fish
   pretrained.check_may_be_base(source, where=str(source.path))
   if there := adapters_lib.kept(source.adapters):
     raise UserError(
-      f"{source.path}: has parameters of config.{'/'.join(there)}, which cannot be merged into the base model. "
-      "Give a checkpoint without them"
+      f"{source.path} has parameters of config.{'/'.join(there)}, which cannot be merged into the base model. "
+      "Give a checkpoint without such parameters."
     )
   config = train_data.resolved(config)
   loss = fisher_information.likelihood(config)
   for head in config.model.heads:
     if head not in source.model.heads:
-      raise UserError(f"{source.path}: has no head {head.name!r} with the settings that {config.data.named} requires")
+      raise UserError(
+        f"{source.path} has no head {head.name!r} with the settings that {config.data.named} requires. Give a "
+        "checkpoint that was trained on this data, or other data."
+      )
   mesh, _ = mesh_selection.make(config)
   recipe.check_sizes(config, mesh)
   with contextlib.ExitStack() as stack:
@@ -123,6 +126,6 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Fish
     num_examples = int(sums.examples)
     if not num_examples:
       raise UserError(
-        f"{config.data.named}: no training example in {examples} rows. Check the data with `t2t tasks show`"
+        f"{config.data.named}: no training example in {examples} rows. Check the data with `t2t tasks show`."
       )
     return FisherInformation(sums.mean, model.params, num_examples, config)

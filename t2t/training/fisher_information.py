@@ -42,8 +42,8 @@ def likelihood(config: Config) -> losses.Loss:
   name = config.train.loss or "cross_entropy"
   if name in losses.LOSSES and name not in _LIKELIHOODS:
     raise UserError(
-      f"config.train.loss={name}: is not a likelihood, which Fisher information requires. Give one of "
-      f"{', '.join(_LIKELIHOODS)}"
+      f"config.train.loss={name} is not a likelihood, but Fisher information requires a likelihood. Give one of "
+      f"{', '.join(_LIKELIHOODS)}."
     )
   loss = losses.make(config.with_(train={"z_loss": 0.0, "label_smoothing": 0.0, "microbatches": 1}))
   return losses.without_auxiliary(loss)

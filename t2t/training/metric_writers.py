@@ -190,8 +190,8 @@ class MetricWriter:
       self._events = logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
     except OSError as error:
       raise UserError(
-        f"--workdir {workdir}: metrics files cannot be read or truncated ({error}). Check its permissions, or give "
-        "another --workdir"
+        f"--workdir {workdir}: metrics files cannot be read or truncated ({error}). Check the permissions of the "
+        "files, or give another --workdir."
       ) from error
     self._events.add(
       tfrecord.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())

@@ -345,7 +345,7 @@ def make_optimizer(
   """
   if config.name not in OPTIMIZERS:
     near = did_you_mean(config.name, OPTIMIZERS)
-    raise UserError(f"config.optimizer.name={config.name!r}: unknown. Give one of {', '.join(OPTIMIZERS)}{near}")
+    raise UserError(f"config.optimizer.name={config.name!r}: unknown. Give one of {', '.join(OPTIMIZERS)}{near or '.'}")
   schema.check_ranges("optimizer", config)
   schedule = schedules.make_schedule(config, num_steps) if schedule is None else schedule
   for pattern in config.no_decay:
@@ -353,8 +353,8 @@ def make_optimizer(
   config = _OfModel(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)}, num_layers=num_layers)
   if param_groups.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
     raise UserError(
-      f"config.optimizer.param_groups: moments: {config.name} (config.optimizer.name) keeps no first moment. "
-      f"Leave it out, or use one of {', '.join(_WITH_FIRST_MOMENT)}"
+      f"config.optimizer.param_groups sets 'moments', but config.optimizer.name={config.name} keeps no first moment. "
+      f"Leave 'moments' out, or use one of {', '.join(_WITH_FIRST_MOMENT)}."
     )
   # First so that global norms exclude closed parameters, and last so that decay does not change them.
   opened = [_opened(config)] if param_groups.sets(config, "from_step", "unfreeze_every") else []

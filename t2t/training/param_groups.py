@@ -96,7 +96,7 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
     pattern = pattern.strip()
     if not colon or not pattern or not settings_text.strip():
       raise UserError(
-        f"{where}: not a rule. Give PATTERN: SETTING ..., for example 'encoder/layers: rate=0.1 depth=0.9'"
+        f"{where}: not a rule. Give PATTERN: SETTING ..., for example 'encoder/layers: rate=0.1 depth=0.9'."
       )
     check_pattern(pattern, where)
     settings = {}
@@ -104,9 +104,10 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
       name, equals, value = text.partition("=")
       if name not in _SETTINGS and name not in TRANSFORMS:
         known = (*_SETTINGS, *TRANSFORMS)
-        raise UserError(f"{where}: unknown setting {name!r}. Give one of {', '.join(known)}{did_you_mean(name, known)}")
+        near = did_you_mean(name, known) or "."
+        raise UserError(f"{where}: unknown setting {name!r}. Give one of {', '.join(known)}{near}")
       if (pattern, name) in seen:
-        raise UserError(f"{where}: {name} is set twice for {pattern!r}. Leave one of them out")
+        raise UserError(f"{where}: {name!r} is set twice for {pattern!r}. Leave one of the two settings out.")
       seen.add((pattern, name))
       read, wanted = _SETTINGS[name] if name in _SETTINGS else (TRANSFORMS[name].read, TRANSFORMS[name].wanted)
       try:
@@ -114,10 +115,10 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
         if equals and not value:
           raise ValueError
       except ValueError as error:
-        raise UserError(f"{where}: {text}: give {wanted}") from error
+        raise UserError(f"{where}: {text!r} is not valid. Give {wanted}.") from error
     if "frozen" in settings and len(settings) > 1:
       setting_name = next(name for name in settings if name != "frozen")
-      raise UserError(f"{where}: frozen parameters have no {setting_name}. Leave one of the two out")
+      raise UserError(f"{where}: frozen parameters have no {setting_name!r}. Leave 'frozen' or {setting_name!r} out.")
     rules.append(Rule(pattern, settings, where))
   return tuple(rules)
 
@@ -261,27 +262,30 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
   for rule in rules:
     mine = [path for path in shapes if re.search(rule.pattern, path)]
     if not mine:
-      raise UserError(f"{rule.where}: {rule.pattern!r} matches no parameter{nearest(rule.pattern, shapes)}")
+      near = nearest(rule.pattern, shapes)
+      raise UserError(f"{rule.where}: {rule.pattern!r} matches no parameter{near} Correct the pattern.")
     if "frozen" in rule.settings:
       if not any(matches(frozen, path) for path in mine):
         raise UserError(
-          f"{rule.where}: has no effect, because later rules undo it for every parameter that it matches. Leave it out"
+          f"{rule.where}: the rule has no effect, because later rules undo 'frozen' for all its parameters. Leave the "
+          "rule out."
         )
       continue
     if not set(mine) & set(trained):
       who = next((rule.where for rule in rules if "frozen" in rule.settings and re.search(rule.pattern, mine[0])), None)
-      who = who or "an adapter, or a loss that does not use them"
+      who = who or "an adapter, or a loss that does not use it"
       raise UserError(
-        f"{rule.where}: matches no trained parameter: {mine[0]} is frozen because of {who}. Leave one of the two out"
+        f"{rule.where}: the rule matches no trained parameter. {mine[0]} is frozen because of {who}. Leave the rule "
+        f"out, or train {mine[0]}."
       )
     for name in {"depth", "unfreeze_every"} & set(rule.settings):
       if not any(np.any(numbers[path]) for path in mine):
-        raise UserError(f"{rule.where}: {name} counts layers, but {mine[0]} is in no layer. Leave it out")
+        raise UserError(f"{rule.where}: {name!r} counts layers, but {mine[0]} is in no layer. Leave {name!r} out.")
   for path, opening in opened.items():
     if np.max(opening) >= config.train.steps:
       raise UserError(
         f"{_KEY}: {path} would be trained from step {int(np.max(opening))}, but "
-        f"config.train.steps={config.train.steps}. Give a smaller from_step or unfreeze_every, or frozen"
+        f"config.train.steps={config.train.steps}. Give a smaller 'from_step' or 'unfreeze_every', or 'frozen'."
       )
 
 
@@ -305,7 +309,8 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
         rules = (rule for rule in _all_rules(config) if "frozen" in rule.settings)
         rule = next(candidate.where for candidate in rules if re.search(candidate.pattern, mine[0]))
         raise UserError(
-          f"{where}: must be trained, but all its parameters are frozen because of {rule}. Leave one of the two out"
+          f"{where} must be trained, but all its parameters are frozen because of {rule}. Leave one of the two "
+          "settings out."
         )
 
 
@@ -314,4 +319,4 @@ def nearest(pattern: str, paths: Sequence[str] | Mapping[str, object]) -> str:
   parts = [path.split("/") for path in paths]
   known = sorted({"/".join(part[start:end]) for part in parts for end in range(len(part) + 1) for start in range(end)})
   near = did_you_mean(pattern.strip("^$").strip("/"), known)
-  return near or f"; known are {', '.join(sorted(paths))}"
+  return near or f"; known parameters: {', '.join(sorted(paths))}."

@@ -89,14 +89,15 @@ class Recipe:
         for path, pattern in zip(source.subtrees, source.patterns, strict=True):
           if not any(matches((pattern,), param_path) for param_path in shapes):
             raise UserError(
-              f"config.init.others.{name}.rename: no {path!r} in the model{param_groups.nearest(path, shapes)}"
+              f"config.init.others.{name}.rename: no {path!r} in the model{param_groups.nearest(path, shapes)} "
+              "Correct the name."
             )
         for path in shapes:
           if adapters_lib.base_path(path, self.config.adapters) is None and matches(source.patterns, path):
             raise UserError(
               f"config.{'/'.join(self.config.adapters)} adds {path} to a part that is initialized by "
-              f"config.init.others.{name}. Adapt other parts of the model, or join the parts first: train "
-              "without an adapter, and give that run as config.init.checkpoint"
+              f"config.init.others.{name}. Adapt other parts of the model. Or train without an adapter first, "
+              "and give that run as config.init.checkpoint."
             )
       if self.config.optimizer.param_groups:
         param_groups.check(self.config, shapes, never=never)
@@ -232,13 +233,13 @@ def make(config: Config) -> Recipe:
   if not config.model.vocab_size:
     raise UserError(
       "config.model.vocab_size=0: the vocabulary size is only known in a run with data. Give "
-      "--config.model.vocab_size=NUMBER"
+      "--config.model.vocab_size=NUMBER."
     )
   loss = losses.make(config)
   if config.optimizer.layer_decay < 1.0 and config.model.share_layers:
     raise UserError(
       f"config.optimizer.layer_decay={config.optimizer.layer_decay}: all layers share their parameters "
-      "(config.model.share_layers) and have one rate. Give --config.optimizer.layer_decay=1.0"
+      "(config.model.share_layers) and have one rate. Give --config.optimizer.layer_decay=1.0."
     )
   _check_fisher(config)
   layers = config.model.deepest_stack
@@ -267,12 +268,14 @@ def _check_fisher(config: Config) -> None:
     return
   if not param_groups.sets(config.optimizer, "anchor"):
     raise UserError(
-      f"{where}: no rule of config.optimizer.param_groups sets anchor, so the Fisher information has no effect. "
+      f"{where}: no rule of config.optimizer.param_groups sets 'anchor', so the Fisher information has no effect. "
       "Add a rule '.: anchor=NUMBER' (`t2t fisher` prints a suitable number), or leave config.optimizer.fisher "
-      "out"
+      "out."
     )
   for name in config.adapters:
-    raise UserError(f"{where}: config.{name} already freezes the checkpoint's parameters. Leave one of the two out")
+    raise UserError(
+      f"{where}: config.{name} already freezes the checkpoint's parameters. Leave one of the two keys out."
+    )
 
 
 # ---- Shapes ----------------------------------------------------------------------------------------------------------
@@ -451,18 +454,19 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
     low = config.train.batch_size // rows * rows
     raise UserError(
       f"config.train.batch_size={config.train.batch_size} does not divide into {config.train.microbatches} "
-      f"microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp); give "
-      f"{' or '.join(str(size) for size in (low, low + rows) if size)}"
+      f"microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp). Give "
+      f"{' or '.join(str(size) for size in (low, low + rows) if size)}."
     )
   if config.eval.batch_size % shards:
     raise UserError(
-      f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s); give a multiple"
+      f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s). Give a multiple "
+      f"of {shards}."
     )
   for key, heads in (("num_heads", config.model.num_heads), ("num_kv_heads", config.model.num_kv_heads)):
     if heads % mesh.shape["tensor"]:
       works = [n for n in range(1, heads + 1) if heads % n == 0]
       raise UserError(
-        f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads}; give one of {works}"
+        f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads}. Give one of {works}."
       )
 
 
@@ -477,8 +481,8 @@ def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
     if length % parts:
       low = length // parts * parts
       raise UserError(
-        f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions; give a length of "
-        f"{' or '.join(str(size) for size in (low, low + parts) if size)}"
+        f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions. Give a length of "
+        f"{' or '.join(str(size) for size in (low, low + parts) if size)}."
       )
 
 
@@ -498,14 +502,15 @@ def check_front(config: Config) -> None:
   if adapters_lib.positions(config.adapters, computed=True):
     kinds = {head.kind for head in config.model.heads}
     for several, reason in (
-      (config.data.pack, "config.data.pack=True: set it to False"),
+      (config.data.pack, "config.data.pack=True"),
       (losses.compares_texts(config.train.loss), f"config.train.loss={config.train.loss}"),
       (losses.answered_by_heads(config.train.loss) and "choice" in kinds, "a task with candidates, each a text"),
     ):
       if several:
+        or_apart = ", or set config.data.pack=False" if config.data.pack else ""
         raise UserError(
           f"config.prompt precedes a row, but rows have several texts here ({reason}). Use config.prefix, which "
-          "applies to each text"
+          f"applies to each text{or_apart}."
         )
   most = config.model.most_positions
   for side, length in lengths(config).items() if taken and most else ():
@@ -514,5 +519,5 @@ def check_front(config: Config) -> None:
         f"config.{next(iter(config.adapters))}.length={taken} and the {side}'s {length} positions exceed the "
         f"model's {most} learned positions (config.model.max_length). Reduce the "
         f"{'lengths' if config.model.kind.is_decoder_only else 'length'} of the data to {most - taken}, or the "
-        "adapter's length"
+        "adapter's length."
       )

@@ -68,7 +68,7 @@ def config_of(workdir: epath.Path) -> Config:
   """
   path = workdir / "config.json"
   if not path.exists():
-    raise UserError(f"{workdir}: not a run, because it has no config.json. Give the --workdir of `t2t train`")
+    raise UserError(f"{workdir} has no config.json, so it is not a run. Give the --workdir of `t2t train`.")
   return _config(json.loads(path.read_text()))
 
 
@@ -108,7 +108,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     if not config.data.is_named:
       raise UserError(
         f"{workdir}: the run trained on batches of a program (t2t.train(batches=...)), which cannot be read "
-        f"again. Its {nan_policy.BAD_BATCHES} folder has the batches of bad steps"
+        f"again. The batches of bad steps are in {workdir / nan_policy.BAD_BATCHES}."
       )
     run = train_data.resolved_stages(config)
     mesh, _ = stage_program.make_mesh(run)
@@ -166,10 +166,10 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
 def _check_step(workdir: epath.Path, step: int, config: Config, *, reached: int) -> None:
   """Checks that the run made a step; a step at which the run ended may have only a saved batch."""
   if step < 1 or step > config.train.steps:
-    raise UserError(f"--step {step}: no such step. {workdir} has steps 1 to {config.train.steps}")
+    raise UserError(f"--step {step}: no such step in {workdir}. Give 1 to {config.train.steps}.")
   ended_there = (workdir / nan_policy.BAD_BATCHES / f"step_{step}.npz").exists()
   if step > reached + config.train.log_every and not ended_there:
-    raise UserError(f"--step {step}: no such step. {workdir} has reached step {reached}")
+    raise UserError(f"--step {step}: {workdir} has reached only step {reached}. Give an earlier step.")
 
 
 def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
@@ -181,8 +181,8 @@ def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
     hosts.log_once(f"{directory / str(saved_step)} is damaged ({faults[0]}); trying the previous checkpoint")
   listed = ", ".join(map(str, there)) or "none"
   raise UserError(
-    f"--step {step}: no valid checkpoint before it; {directory} has {listed}. Give a later step, or keep more "
-    "checkpoints with config.checkpoint.max_to_keep"
+    f"--step {step}: no valid checkpoint before this step ({directory} has {listed}). Give a later step, or keep more "
+    "checkpoints with config.checkpoint.max_to_keep."
   )
 
 

@@ -61,7 +61,7 @@ def wsd(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     raise UserError(
       f"config.optimizer.decay_fraction={config.decay_fraction}: the decay would begin at step {start} of "
       f"{num_steps}, within the warm-up of {config.warmup_steps} steps (config.optimizer.warmup_steps, "
-      "warmup_ratio). Reduce one of them"
+      "warmup_ratio). Reduce the decay or the warm-up."
     )
   top, final = config.learning_rate, config.learning_rate * config.end_lr_fraction
   decay = optax.linear_schedule(top, final, steps)
@@ -129,7 +129,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
     if name not in table:
       raise UserError(
-        f"config.optimizer.{key}={name!r}: unknown. Give one of {', '.join(table)}{did_you_mean(name, table)}"
+        f"config.optimizer.{key}={name!r}: unknown. Give one of {', '.join(table)}{did_you_mean(name, table) or '.'}"
       )
   config = dataclasses.replace(config, warmup_steps=warmup(config, num_steps))
   return SCHEDULES[config.schedule](config, num_steps)

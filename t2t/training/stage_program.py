@@ -134,7 +134,7 @@ class StageProgram:
       raise UserError(
         f"{where}: no position of the held-out batches counts in the loss "
         f"(config.train.loss={config.train.loss}: all weights are 0). Give other held-out data, or a loss that "
-        "fits it; `t2t tasks show` prints the features of a task"
+        "fits this data; `t2t tasks show` prints the features of a task."
       )
 
   @functools.cached_property
@@ -256,9 +256,9 @@ def _check_same(first: StageProgram, later: StageProgram) -> None:
   name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), None)
   if name is None:
     return
-  shown = lambda shape_and_dtype: f"{shape_and_dtype[0]} {shape_and_dtype[1]}" if shape_and_dtype else "not there"
+  shown = lambda shape_and_dtype: f"{shape_and_dtype[0]} {shape_and_dtype[1]}" if shape_and_dtype else "missing"
   raise UserError(
-    f"config.stages, {later.stage.name}: has another model than {first.stage.name}: {name} is "
-    f"{shown(new.get(name))}, it was {shown(old.get(name))}. A stage may only change settings that keep all "
-    "parameters and their shapes"
+    f"config.stages, {later.stage.name}: the model differs from the model of {first.stage.name} ({name} is "
+    f"{shown(new.get(name))}, it was {shown(old.get(name))}). Change only settings that keep all parameters and "
+    "their shapes."
   )

@@ -114,8 +114,8 @@ def gradient(
   for name in names:
     if name not in noticed and (all_terms or not noticed):
       raise ValueError(
-        f"loss term {name!r} does not depend on any trained parameter: it was computed from metrics, which have "
-        "no gradient, or behind a stop_gradient. Return a term computed from the model's outputs"
+        f"loss term {name!r} does not depend on any trained parameter. Compute the term from the model's outputs, not "
+        "from metrics and not behind a stop_gradient."
       )
   return grads, metrics
 

@@ -66,7 +66,7 @@ class Average:
     if settings.average not in AVERAGES:
       near = did_you_mean(settings.average, AVERAGES)
       raise UserError(
-        f"config.optimizer.average={settings.average!r}: unknown. Give one of {', '.join(AVERAGES)}{near}"
+        f"config.optimizer.average={settings.average!r}: unknown. Give one of {', '.join(AVERAGES)}{near or '.'}"
       )
     schema.check_ranges("optimizer", settings, only=("average_decay",))
     return cls(AVERAGES[settings.average](settings), config.eval.average)

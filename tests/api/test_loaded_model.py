@@ -123,9 +123,9 @@ def test_a_generator_of_texts_is_read_once(decoder):
   assert decoder.tokenize(text for text in texts) == decoder.tokenize(texts)
   assert decoder.generate([]) == []
   for ask in (decoder.tokenize, decoder.generate, decoder.embed):
-    with pytest.raises(UserError, match="texts: is NoneType; give a list of texts"):
+    with pytest.raises(UserError, match="'texts' has type NoneType; give a list of texts"):
       ask(None)
-  with pytest.raises(UserError, match="texts: is empty; give at least one text"):
+  with pytest.raises(UserError, match="'texts' is empty; give at least one text"):
     decoder.embed([])
 
 
@@ -135,14 +135,14 @@ def test_beams_are_no_positions(decoder):
 
 
 def test_a_storage_that_is_not_read_is_named():
-  with pytest.raises(UserError, match="checkpoint is s3://bucket/run: s3:// is not supported. Copy it"):
+  with pytest.raises(UserError, match="checkpoint is s3://bucket/run: s3:// is not supported. Copy the data"):
     t2t.load("s3://bucket/run")
 
 
 def test_what_is_too_long_is_cut_and_told(writer):
-  with pytest.warns(UserWarning, match=r"texts\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
+  with pytest.warns(UserWarning, match=r"texts\[0\]: 52 of the 100 tokens were cut.*inputs_length"):
     assert len(writer.embed(["a" * 99])) == 1
-  with pytest.warns(UserWarning, match=r"inputs\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
+  with pytest.warns(UserWarning, match=r"inputs\[0\]: 52 of the 100 tokens were cut.*inputs_length"):
     assert len(writer.score(["a" * 99], ["b"])) == 1
 
 
@@ -151,11 +151,15 @@ def test_what_is_too_long_is_cut_and_told(writer):
   [
     ("encoder", lambda model: model.generate(TEXTS), "encoder_only> is an encoder and generates no text"),
     ("writer", lambda model: model.fill(MASKED), "generates text and fills no blanks"),
-    ("writer", lambda model: model.generate("the fox"), "texts: is a text; give a list"),
-    ("encoder", lambda model: model.embed("the fox"), "texts: is a text; give a list"),
-    ("encoder", lambda model: model.embed({"inputs": "the fox"}), "texts: is a mapping; give a list"),
-    ("writer", lambda model: model.generate(["a", " "]), r"texts\[1\]: is empty"),
-    ("writer", lambda model: model.generate([3]), r"texts\[0\]: is int; give a text"),
+    ("writer", lambda model: model.generate("the fox"), "'texts' is a single text; put the text in a list"),
+    ("encoder", lambda model: model.embed("the fox"), "'texts' is a single text; put the text in a list"),
+    (
+      "encoder",
+      lambda model: model.embed({"inputs": "the fox"}),
+      "'texts' is a single mapping; put the mapping in a list",
+    ),
+    ("writer", lambda model: model.generate(["a", " "]), r"texts\[1\] is empty"),
+    ("writer", lambda model: model.generate([3]), r"texts\[0\] has type int; give a text"),
     (
       "writer",
       lambda model: model.generate(TEXTS, beam=2, top_k=3),
@@ -164,30 +168,34 @@ def test_what_is_too_long_is_cut_and_told(writer):
     (
       "writer",
       lambda model: model.generate(TEXTS, beam=2, length_penalty=np.nan),
-      "^length_penalty=nan: must be a finite",
+      "^length_penalty=nan must be a finite",
     ),
-    ("writer", lambda model: model.generate(TEXTS, temperature=np.inf), "^temperature=inf: must be a finite number"),
-    ("writer", lambda model: model.generate(TEXTS, max_length=True), "^max_length=True: must be a whole number"),
-    ("writer", lambda model: model.generate(TEXTS, seed=-1), "^seed=-1: must be a whole number, 0 to 4,294,967,295"),
+    ("writer", lambda model: model.generate(TEXTS, temperature=np.inf), "^temperature=inf must be a finite number"),
+    ("writer", lambda model: model.generate(TEXTS, max_length=True), "^max_length=True must be a whole number"),
+    ("writer", lambda model: model.generate(TEXTS, seed=-1), "^seed=-1 must be a whole number, 0 to 4,294,967,295"),
     (
       "writer",
       lambda model: model.generate(["a", "b\ud800"]),
-      r"^texts\[1\]: is not valid Unicode: character 2",
+      r"^texts\[1\] is not valid Unicode: character 2",
     ),
     (
       "writer",
       lambda model: model.score(["a"], ["\udfff"]),
-      r"^targets\[0\]: is not valid Unicode: character 1",
+      r"^targets\[0\] is not valid Unicode: character 1",
     ),
-    ("encoder", lambda model: model.fill(MASKED, top=2.0), "^top=2.0: must be a whole number"),
+    ("encoder", lambda model: model.fill(MASKED, top=2.0), "^top=2.0 must be a whole number"),
     ("encoder", lambda model: model.embed([{"parts": ["\ud800"]}]), "'parts' is not valid Unicode"),
     ("writer", lambda model: model.score(TEXTS, ["a"]), "there are 3 inputs and 1 targets"),
-    ("writer", lambda model: model.logits(TEXTS), "predicts the tokens of targets: give targets"),
-    ("encoder", lambda model: model.fill(["no blank"]), r"texts\[0\]: no blank: 'no blank'"),
+    (
+      "writer",
+      lambda model: model.logits(TEXTS),
+      "^'targets' is missing, .* predicts the tokens of targets; give one target for each input",
+    ),
+    ("encoder", lambda model: model.fill(["no blank"]), r"texts\[0\]: no blank in 'no blank'; put \[MASK\]"),
     ("encoder", lambda model: model.answer(TEXTS), "has no head|no head"),
-    ("encoder", lambda model: model.embed(TEXTS, layer=7), "^layer 7: give 0"),
-    ("encoder", lambda model: model.embed(TEXTS, pool="max"), "pool=max: give one of mean, first, last"),
-    ("encoder", lambda model: model.embed([{"part": ["a"]}]), r"texts\[0\]: has no field 'inputs'"),
+    ("encoder", lambda model: model.embed(TEXTS, layer=7), "^layer 7: no such layer; give 0"),
+    ("encoder", lambda model: model.embed(TEXTS, pool="max"), "pool=max: unknown value; give one of mean, first, last"),
+    ("encoder", lambda model: model.embed([{"part": ["a"]}]), r"texts\[0\] has no field 'inputs'"),
   ],
 )
 def test_what_cannot_be_asked_is_said(name, ask, message, request):
@@ -207,7 +215,7 @@ def test_a_checkpoint_of_t5x_is_given_its_vocabulary(tmp_path, monkeypatch):
   pairs = (["one two", "a"], ["three", "b c"])
   for place in (theirs, theirs.parent):
     np.testing.assert_array_equal(t2t.load(str(place), vocabulary="bytes").score(*pairs), ours.score(*pairs))
-  with pytest.raises(UserError, match="^vocabulary=bytes: .*leave it out"):
+  with pytest.raises(UserError, match="^vocabulary=bytes: .*leave out 'vocabulary'"):
     t2t.load(str(tmp_path / "ours"), vocabulary="bytes")
 
 
@@ -217,7 +225,7 @@ def test_what_is_no_checkpoint_is_told(tmp_path):
     t2t.load(str(tmp_path / "none"))
   assert str(tmp_path / "none") in str(error.value)
   for option, least in (("batch_size", 1), ("inputs_length", 0)):
-    with pytest.raises(UserError, match=f"{option}=-1: must be a whole number, {least} or more"):
+    with pytest.raises(UserError, match=f"{option}=-1 must be a whole number, {least} or more"):
       t2t.load(str(trained.workdir("encoder_decoder")), **{option: -1})
 
 

@@ -90,8 +90,11 @@ def test_changes_are_those_of_the_command_line():
     (lambda: t2t.config("tyni"), r"^config tyni: no such config; nearest: tiny"),
     (lambda: t2t.config("tiny", {"train.stepz": 3}), r"config\.train\.stepz.*steps"),
     (lambda: t2t.config("tiny", train={"steps": "many"}), r"config\.train\.steps"),
-    (lambda: t2t.config("tiny", train=3), r"^train=3: give the keys of this section, train=\{'key': 3\}$"),
-    (lambda: t2t.train("tiny", "runs/x"), r"^config is str: give what t2t\.config\(name\) returns$"),
+    (
+      lambda: t2t.config("tiny", train=3),
+      r"^train=3 is not a dict; give the keys of this section: train=\{'key': 3\}$",
+    ),
+    (lambda: t2t.train("tiny", "runs/x"), r"^'config' has type str; give the result of t2t\.config\(name\)$"),
     (lambda: t2t.train(t2t.config("tiny"), ""), r"^workdir='' is empty: give a folder"),
   ],
 )
@@ -208,7 +211,7 @@ def test_values_of_numpy_and_paths_are_what_they_say(key, value, expected):
 
 @pytest.mark.parametrize("value", [None, ["a.txt", "b.txt"], ("a.txt",), {"a": "b"}])
 def test_what_is_no_text_is_not_spelled_out_as_one(value):
-  with pytest.raises(UserError, match=r"config\.data\.files=.*: must be a text"):
+  with pytest.raises(UserError, match=r"config\.data\.files=.* must be a string"):
     t2t.config("tiny", {"data.files": value})
 
 

@@ -127,11 +127,17 @@ def test_every_command_takes_what_came_from_peft(folder, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("convert", "FOLDER", "--to", "t2t", "OUT"), "names no base. Give --base"),
-    (("convert", "FOLDER", "--to", "hf", "OUT"), "--to hf: .* is a PEFT adapter. Give --to t2t"),
-    (("convert", "FOLDER", "--to", "t2t", "OUT", "--base", "OTHER"), "is decoder-only: its task type is CAUSAL_LM"),
+    (("convert", "FOLDER", "--to", "t2t", "OUT"), "names no base model. Give --base"),
+    (
+      ("convert", "FOLDER", "--to", "hf", "OUT"),
+      "--to hf: .* is a PEFT adapter, and t2t converts adapters only to t2t. Give --to t2t",
+    ),
+    (
+      ("convert", "FOLDER", "--to", "t2t", "OUT", "--base", "OTHER"),
+      "The task_type of decoder-only models is CAUSAL_LM",
+    ),
     (("convert", "BASE", "--to", "peft", "OUT"), "the model has no adapter"),
-    (("convert", "BASE", "--to", "hf", "OUT", "--base", "BASE"), "--base .*: applies only to --from peft"),
+    (("convert", "BASE", "--to", "hf", "OUT", "--base", "BASE"), "--base .* applies only to --from peft"),
     (
       ("infer", "--checkpoint", "FOLDER", "--input", "x.txt", "--output", "OUT"),
       "is a PEFT adapter .*--base BASE",

@@ -165,12 +165,12 @@ def test_a_base_that_is_gone_is_named(moved, capsys):
   shutil.rmtree(moved / "base")
   assert command.main(["convert", "--from", "t2t", str(moved / "run"), "--to", "hf", str(moved / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "contains an adapter of" in said and "which no longer exists" in said
+  assert "contains an adapter of" in said and "but that checkpoint no longer exists" in said
   assert command.main(["checkpoint", "list", str(moved / "run")]) == 0
-  assert "which no longer exists" in " ".join(capsys.readouterr().out.split())
+  assert "but that checkpoint no longer exists" in " ".join(capsys.readouterr().out.split())
   assert command.main(["checkpoint", "verify", str(moved / "run")]) == 1
   found = capsys.readouterr()
-  assert "base/checkpoints/2, without which it cannot be read" in found.out and "no longer exists" in found.err
+  assert "base/checkpoints/2, without which the step cannot be read" in found.out and "no longer exists" in found.err
 
 
 @pytest.mark.exhaustive_from(1)

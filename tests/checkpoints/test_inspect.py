@@ -63,7 +63,7 @@ def test_verify_reads_every_file(workdir, capsys):
   test_verify.flip(largest(workdir, 20))
   code, out, error = run(capsys, "verify", workdir)
   assert code == 1 and out.count("whole (") == 2 and "20: damaged" in out and "does not match its checksum" in out
-  assert "1 of 4 damaged" in error
+  assert "1 of 4 steps are damaged" in error
   assert run(capsys, "verify", workdir, "--step", 40)[0] == 0
   code, _, error = run(capsys, "verify", workdir, "--step", 50)
   assert code == 2 and "Give one of: 10, 20, 30, 40" in error
@@ -101,7 +101,7 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   """The last, the best by each metric, and the newest intact step; needs --yes without a terminal."""
   directory = epath.Path(workdir / "checkpoints")
   code, _, error = run(capsys, "prune", workdir, "--keep", 1)
-  assert code == 2 and "would delete 30 (" in error and "Give --yes" in error
+  assert code == 2 and "cannot ask before deleting steps 30 (" in error and "Give --yes" in error
   assert verify.steps(directory) == [10, 20, 30, 40]
   test_verify.flip(largest(workdir, 40))
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("nothing to delete")
@@ -144,7 +144,7 @@ def test_diff_names_what_differs(workdir, tmp_path, capsys, caplog):
 
 def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
   code, _, error = run(capsys, "list", tmp_path)
-  assert code == 2 and "contains no steps (looked for" in error
+  assert code == 2 and "contains no saved steps (searched" in error
 
 
 @pytest.mark.parametrize(

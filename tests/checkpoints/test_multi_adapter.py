@@ -47,11 +47,11 @@ def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone()
 def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
   """By shapes and small arrays before loading, and by all arrays after it."""
   own = trained.adapter("encoder_decoder", *LORA)
-  with pytest.raises(UserError, match=r"--adapter x=.*: its base is not .*decoder_only"):
+  with pytest.raises(UserError, match=r"--adapter x=.*: the adapter's base is .*, not .*decoder_only"):
     multi_adapter.open_all(pretrained.read_source(str(trained.workdir("decoder_only"))), {"x": str(own)})
   assert command.main(["adapt", "merge", str(own), "--output", str(tmp_path / "merged")]) == 0
   other = pretrained.read_source(str(tmp_path / "merged"))
-  with pytest.raises(UserError, match="--adapter x=.*has the digest .* there, and here"):
+  with pytest.raises(UserError, match="--adapter x=.*has the digest .* instead of"):
     multi_adapter.open_all(other, {"x": str(own)})
   monkeypatch.setattr(multi_adapter, "_LOOKED_AT", 0)
   sources = multi_adapter.open_all(other, {"x": str(own)})
@@ -70,5 +70,5 @@ def test_what_is_no_adapter_is_refused(tmp_path):
   content = json.loads(metadata.read_text())
   del content["item_handlers"]["base"]
   metadata.write_text(json.dumps(content))
-  with pytest.raises(UserError, match="--adapter x=.*: an earlier version saved it together with its base"):
+  with pytest.raises(UserError, match="--adapter x=.*: an earlier version of t2t saved this adapter together with"):
     multi_adapter.open_all(base(), {"x": str(tmp_path / "old")})

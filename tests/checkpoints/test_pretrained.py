@@ -140,9 +140,9 @@ def test_a_saved_vocabulary_is_of_its_own_folder(name, tmp_path):
   folder = epath.Path(tmp_path / "vocabulary")
   folder.mkdir()
   (folder / "vocabulary.json").write_text(json.dumps({"file": name, "extra_ids": 0}))
-  with pytest.raises(UserError, match="Give a file of the same folder"):
+  with pytest.raises(UserError, match="to a file of the same folder"):
     vocabularies.load(str(folder))
-  with pytest.raises(UserError, match="Give a file of the same folder"):
+  with pytest.raises(UserError, match="to a file of the same folder"):
     vocabularies.saved_extra_ids(folder)
   (folder / "vocabulary.json").write_text('{"file": "spiece')
   with pytest.raises(UserError, match="not a vocabulary record of t2t"):
@@ -218,7 +218,7 @@ def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp
 
 def test_what_is_no_checkpoint(workdir, tmp_path):
   """The message contains the searched paths; an unknown model key asks for an upgrade."""
-  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint; looked for .*/state"):
+  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint in .*/state"):
     pretrained.read_source(str(tmp_path))
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   path = tmp_path / "1" / "config" / "metadata"
@@ -226,7 +226,7 @@ def test_what_is_no_checkpoint(workdir, tmp_path):
   record["model"]["hypernetworks"] = 3
   path.write_text(json.dumps(record))
   with pytest.raises(
-    UserError, match="its config.model has the key 'hypernetworks', which this version of t2t does not know"
+    UserError, match="the checkpoint's config.model has the key 'hypernetworks', which this t2t does not know"
   ):
     pretrained.read_source(str(tmp_path / "1"))
 

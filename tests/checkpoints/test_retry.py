@@ -245,7 +245,7 @@ def test_an_old_step_that_stays_is_no_save_that_failed(tmp_path, capsys):
   assert not checkpoints.overdue()
   checkpoints.close()
   said = capsys.readouterr().err
-  assert said.count("/1: is no longer kept, but cannot be deleted (it is a link)") == 1
-  assert said.count("/2: is no longer kept, but cannot be deleted (") == 1
+  assert said.count("/1 is no longer kept, but cannot be deleted (the step is a link)") == 1
+  assert said.count("/2 is no longer kept, but cannot be deleted (") == 1
   assert len(list(elsewhere.rglob("*"))) > 10
   assert "could not be saved" not in said and sound(tmp_path) == [1, 2, 5, 6]

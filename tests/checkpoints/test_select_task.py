@@ -103,13 +103,13 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
     ),
     (
       ("--input", "in.jsonl"),
-      "line 1: has no 'adapter', and the base model cannot be used without one; .* poems, news",
+      "line 1 has no field 'adapter', but the base model cannot be used without an adapter; .* poems, news",
     ),
-    (("--input", "named.jsonl"), "adapter 'poem': unknown name; .* poems, news; did you mean poem"),
-    (("--input", "named.jsonl", "--task", "news"), "selects the adapter 'poem', but none is loaded"),
+    (("--input", "named.jsonl"), "unknown adapter 'poem'. Known adapters: poems, news; did you mean poem"),
+    (("--input", "named.jsonl", "--task", "news"), "selects the adapter 'poem', but no adapter is loaded"),
     (
       ("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"),
-      "has no task-specific parameters. Leave it out",
+      "has no task-specific parameters. Leave the task out",
     ),
     (
       ("--checkpoint", "{base}", "--adapter", "poem={run}", "--input", "in.jsonl"),
@@ -154,7 +154,7 @@ def test_a_request_names_its_task(run, tmp_path):
     body = {"inputs": LINES[0]["inputs"], "max_length": 6, "adapter": task}
     (*_, found) = service.generate(service.parse(json.dumps(body).encode()))
     assert [(found["prediction"], pytest.approx(found["score"], abs=1e-3))] == expected
-  with pytest.raises(UserError, match="the request: has no 'adapter', .* give one of poems, news"):
+  with pytest.raises(UserError, match="the request has no field 'adapter', .* give one of poems, news"):
     service.parse(b'{"inputs": "x"}')
 
 
@@ -206,4 +206,4 @@ def test_superglue_does_not_ask_by_task(tmp_path, capsys):
   """Its diagnostic sets have no task: the error comes before training."""
   asked = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
   assert command.main([*asked, "--config.pals.tasks=super_glue_rte,super_glue_cb"]) == 2
-  assert "has no tasks AX-b and AX-g" in " ".join(capsys.readouterr().err.split())
+  assert "has separate parameters for each task, but not for AX-b and AX-g" in " ".join(capsys.readouterr().err.split())

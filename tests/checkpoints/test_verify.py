@@ -146,7 +146,7 @@ FAULTS = {
   "older streams": (older_streams, "streams/stream-00000-of-00002", True),
   "older step": (older_step, "saved as step 10", True),
   "empty folder": (empty_folder, "the folder is empty", True),
-  "file": (file_in_its_place, "it is a file", True),
+  "file": (file_in_its_place, "the path is a file", True),
   "a bit": (lambda folder: flip(max((folder / "state").rglob("d/*"), key=os.path.getsize)), "state/.* other", False),
 }
 
@@ -167,7 +167,7 @@ def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
   left = sorted(str(path.relative_to(checkpoints / str(step))) for path in (checkpoints / str(step)).rglob("*"))
   verify.set_aside(epath.Path(checkpoints))
   said_of_it = capsys.readouterr().err
-  assert f"checkpoints/{step}: is damaged, and set aside as damaged_{step}; resuming from step {last}" in said_of_it
+  assert f"checkpoints/{step} is damaged, and was renamed to damaged_{step}; resuming from step {last}" in said_of_it
   if not older:
     assert re.search(said, said_of_it)
   else:
@@ -208,7 +208,7 @@ def test_what_cannot_be_read_for_a_while_is_not_damaged(name, workdir, monkeypat
   assert next(failures, None) is None
   failures = iter([True] * 20)
   with pytest.raises(
-    UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error. after several attempts"
+    UserError, match=f"checkpoints/30/{name} cannot be read after several attempts .Input/output error"
   ):
     verify.set_aside(epath.Path(workdir / "checkpoints"))
   assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30]
@@ -220,7 +220,7 @@ def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):
   for step in (10, 20, 30):
     shutil.rmtree(workdir / "checkpoints" / str(step) / "streams")
   for _ in range(2):
-    with pytest.raises(UserError, match=r"(?s)no step is intact.*checkpoints/30:\n  streams/.*start in another"):
+    with pytest.raises(UserError, match=r"(?s)no step is intact.*checkpoints/30:\n  streams/.*give another --workdir"):
       verify.set_aside(checkpoints)
   assert verify.steps(checkpoints) == [10, 20, 30]
   for step in (10, 20, 30):
@@ -249,7 +249,7 @@ def test_arrays_of_an_older_step_that_are_cut_off_are_one_error(workdir):
   for path in (workdir / "checkpoints" / "30" / "state").rglob("d/*"):
     path.write_bytes(path.read_bytes()[:-40])
   opened = test_manager.reopened(workdir)
-  with pytest.raises(UserError, match="checkpoints/30: cannot be read .*Move it away"):
+  with pytest.raises(UserError, match="checkpoints/30 cannot be read .*move it away"):
     opened.restore(30, test_manager.abstract(test_manager.make_state()), ())
   opened.close()
 
@@ -262,7 +262,7 @@ def test_arrays_of_another_step_are_refused(workdir):
   older_step(workdir / "checkpoints" / "30")
   verify.set_aside(epath.Path(workdir / "checkpoints"))
   opened = test_manager.reopened(workdir)
-  with pytest.raises(UserError, match="checkpoints/30: its arrays belong to step 10"):
+  with pytest.raises(UserError, match="checkpoints/30 contains the arrays of step 10"):
     opened.restore(30, test_manager.abstract(test_manager.make_state()), ())
   opened.close()
 

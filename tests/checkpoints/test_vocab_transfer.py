@@ -128,7 +128,7 @@ def test_the_command(tmp_path, capsys):
     *("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'run'}"),
   ]
   assert command.main(arguments) == 2
-  assert "by their pieces: config.init.transfer_vocab=True" in capsys.readouterr().err
+  assert "by their tokens, give config.init.transfer_vocab=True" in capsys.readouterr().err
   assert command.main([*arguments, "--config.init.transfer_vocab=True"]) == 0
   said = " ".join(capsys.readouterr().err.split())
   assert (

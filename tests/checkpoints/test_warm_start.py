@@ -268,14 +268,14 @@ WRONG = {
   "missing where it is said to be": (
     moved(("encoder", "decoder"), decoder__cross=(8, 8)),
     dict(parts=("embed", "head", "pooler", "encoder=decoder")),
-    ["X has no encoder/cross for decoder/cross;", "config.init.reinit=decoder/cross;"],
+    ["X has no encoder/cross for decoder/cross;", "config.init.reinit=decoder/cross."],
   ),
   "no part says": (
     moved(),
     dict(parts=("embed", "encoder")),
     [
-      "config.init.rename has no source for head/bias (and 1 more); to start",
-      "take it: add head,pooler to conf",
+      "config.init.rename has no source for head/bias (and 1 more). To start",
+      "To take the checkpoint's parameters, add head,pooler to conf",
     ],
   ),
   "no place": (
@@ -286,28 +286,28 @@ WRONG = {
   "no place under a part": (
     moved(leave=["embed/positions", "pooler"]),
     dict(parts=("embed", "encoder", "head")),
-    ["X has embed/positions,", "nearest: ", "select the parts to take more narrowly in config.init.rename"],
+    ["X has embed/positions,", "nearest: ", "select smaller parts in config.init.rename"],
   ),
   "shape": (
     moved(embed__table=(32, 8), head__bias=(32,)),
     {},
     [
       "embed/table: expected [32, 8], found [30, 8] (and 1 more)",
-      "init.resize=embed/table, or to map rows by their pieces: config.init.transfer_vocab=True;",
-      "reinit=embed/table,head;",
+      "init.resize=embed/table. To map rows by their tokens, give config.init.transfer_vocab=True.",
+      "reinit=embed/table,head.",
     ],
   ),
   "shape in two dimensions": (
     moved(embed__table=(32, 9)),
     dict(rows=("embed",)),
-    ["expected [32, 9], found [30, 8]; config.init.resize allows a difference in one dimension only"],
+    ["expected [32, 9], found [30, 8]. config.init.resize allows a difference in one dimension only"],
   ),
-  "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "reinit=pooler;"]),
+  "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "reinit=pooler."]),
   "fresh matches nothing": (moved(), dict(fresh=("poolr",)), ["init.reinit: 'poolr' matches no", "nearest: pooler"]),
   "rows match nothing": (
     moved(),
     dict(rows=("zzz",)),
-    ["config.init.resize: 'zzz'", "there are embed, encoder, head, "],
+    ["config.init.resize: 'zzz'", "known parts: embed, encoder, head, "],
   ),
   "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is not a regular expression"]),
   "no such part there": (
@@ -318,7 +318,7 @@ WRONG = {
   "no such part here": (moved(), dict(parts=("encoder=enc",)), ["no 'enc' in the model"]),
   "part of a word": (moved(), dict(parts=("encoder/lay",)), ["no 'encoder/lay' in X", "encoder/layers"]),
   "two to one": (moved(), dict(parts=("embed=head", "head")), ["config.init.rename=embed=head,head: head", "twice"]),
-  "two =": (moved(), dict(parts=("a=b=c",)), ["a=b=c has more than one =. Give THEIRS=OURS"]),
+  "two =": (moved(), dict(parts=("a=b=c",)), ["'a=b=c' has more than one '='. Give THEIRS=OURS"]),
   "all fresh": (moved(), dict(fresh=(".",)), ["selects every parameter"]),
 }
 
@@ -411,6 +411,6 @@ def test_what_begins_fresh_is_trained():
     UserError, match=r"embed/table \(and 1 more\) is initialized at random.*, add embed/table to config.lora"
   ):
     from_checkpoint._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
-  with pytest.raises(UserError, match="down is initialized at random, .* take it out of config.train.freeze"):
+  with pytest.raises(UserError, match="down is initialized at random .* exclude down from config.train.freeze"):
     from_checkpoint._check_trained(["down"], config.with_(train={"freeze": ("down",)}))
   from_checkpoint._check_trained(["heads/nli/pooler"], config)

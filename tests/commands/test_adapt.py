@@ -273,7 +273,7 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
     toy.assert_trees_close(theirs, {path: own[path] for path in theirs}, atol=1e-5)
   else:
     said = " ".join(capsys.readouterr().err.split())
-    assert f"its model has the adapter config.{way}, which cannot be merged" in said
+    assert f"the model has the adapter config.{way}, which cannot be merged" in said
     # Training continues from the adapter with the same method; another method is an error.
     assert train(way, tmp_path / "stopped", tmp_path / "again", *COMMANDS[way]) == 0
     assert read(tmp_path / "again").keys() == own.keys()
@@ -309,16 +309,16 @@ def test_a_run_has_one_adapter():
   [
     (
       ["--config.lora.also_train=mlp_norm", "--config.optimizer.param_groups=norm: frozen"],
-      "config.lora.also_train: 'mlp_norm': must be trained, but all its parameters are frozen because of"
+      "config.lora.also_train: 'mlp_norm' must be trained, but all its parameters are frozen because of"
       " config.optimizer.param_groups: 'norm: frozen'",
     ),
     (
       ["--config.lora.also_train=mlp_norm", "--config.train.freeze=norm"],
-      "config.lora.also_train: 'mlp_norm': .* because of config.train.freeze: 'norm'",
+      "config.lora.also_train: 'mlp_norm' .* because of config.train.freeze: 'norm'",
     ),
     (
       ["--config.lora.rank=2", "--config.train.freeze=lora"],
-      "config.lora: must be trained, but all its parameters are frozen",
+      "config.lora must be trained, but all its parameters are frozen",
     ),
   ],
 )
@@ -340,10 +340,13 @@ def test_what_is_frozen_in_part_is_no_contradiction():
     (["--config.bitfit.also_train=nrom"], "config.bitfit: the model's layers have no biases"),
     (
       ["--config.ia3.targets=attention/queri"],
-      "config.ia3.targets: 'attention/queri' matches none of .*attention/query",
+      "config.ia3.targets: the pattern 'attention/queri' matches no path. Paths: .*attention/query",
     ),
     (["--config.ia3.targets="], r"config.ia3.targets=\(\): nothing would be adapted"),
-    (["--config.ia3.also_train=nrom"], "config.ia3.also_train: 'nrom' matches none of .*; did you mean norm?"),
+    (
+      ["--config.ia3.also_train=nrom"],
+      "config.ia3.also_train: the pattern 'nrom' matches no path. Paths: .*; did you mean norm?",
+    ),
     (["--config.houlsby.bottleneck=0"], "config.houlsby.bottleneck=0: must be at least 1"),
     (
       ["--config.houlsby.activation=rleu"],
@@ -351,7 +354,7 @@ def test_what_is_frozen_in_part_is_no_contradiction():
     ),
     (
       ["--config.pfeiffer.also_train=nrom"],
-      "config.pfeiffer.also_train: 'nrom' matches .* mean norm?",
+      "config.pfeiffer.also_train: the pattern 'nrom' matches .* mean norm?",
     ),
   ],
 )

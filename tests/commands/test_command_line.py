@@ -162,7 +162,7 @@ def test_a_mapping_takes_any_name(tmp_path):
   assert json.loads(json.dumps(records(config).to_dict()))["data"]["benchmark_dirs"] == folders
   assert config.is_locked
   config.data.benchmark_dirs = {"superglue": 3}
-  with pytest.raises(UserError, match=r"config.data.benchmark_dirs.superglue=3: must be the path of a folder"):
+  with pytest.raises(UserError, match=r"config.data.benchmark_dirs.superglue=3 must be the path of a folder"):
     records(config)
 
 
@@ -182,11 +182,11 @@ def typed(*arguments):
 @pytest.mark.parametrize("key", ["objective=prefix_lm", "objective=nonsense", "noise_density=0.5", "field=body"])
 def test_keys_of_files_are_refused_where_none_are_read(key):
   """A registered task determines these settings, so that the keys would have no effect."""
-  message = rf"^--config.data.{key}: applies to config.data.files only, and config.data.mixture=docs_span_"
+  message = rf"^--config.data.{key} applies only to config.data.files, but the tasks of config.data.mixture=docs_span_"
   with pytest.raises(UserError, match=message):
     typed(f"--config.data.{key}")
   source = "--config.data.sources.a.mixture=docs_span_corruption"
-  with pytest.raises(UserError, match=r"and config.data.sources \(a\) defines it"):
+  with pytest.raises(UserError, match=r"but the tasks of config.data.sources \(a\) determine this key"):
     typed("--config.data.mixture=", source, f"--config.data.{key}")
 
 
@@ -218,38 +218,44 @@ def test_a_config_in_python_may_be_given_its_files_later():
   [
     ("--config.train.step=7", r"--config.train.step: no such key; nearest: train.steps"),
     ("--config.electra.head_dim=2", r"no such key; nearest: electra.embed_dim, electra.mlp_dim"),
-    ("--config.electra.mlp_dim=16", r"mlp_dim=16: has no effect with config.train.loss=cross_entropy; add --config.tr"),
+    ("--config.electra.mlp_dim=16", r"mlp_dim=16 has no effect with config.train.loss=cross_entropy; add --config.tr"),
     ("--config.trian.steps=7", r"--config.trian.steps: no such key; nearest: train.steps"),
     ("--config.steps=7", r"--config.steps: no such key"),
-    ("--config.init=runs/x", r"init is a section; give --config.init.KEY=VALUE; a KEY is one of checkpoint"),
+    (
+      "--config.init=runs/x",
+      r"'init' is a section, not a key. Give --config.init.KEY=VALUE with one of these keys: checkpoint",
+    ),
     ("--config.train.steps=many", r"config.train.steps"),
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
     (
       '--config.stages={"fraction": 0.9, {"name": "b"}',
-      r"^--config.stages={.*: cannot be read \('{' was never",
+      r"^--config.stages={.* is not a valid value \('{' was never",
     ),
-    ("--config.stages={'share': half}", r"""; give a mapping for each stage, --config.stages='{"name": "short", """),
-    ("--config.stages=({'share': 0.5},", r"^--config.stages=\({'share': 0.5},: cannot be read \("),
+    ("--config.stages={'share': half}", r""". Give a mapping for each stage: --config.stages='{"name": "short", """),
+    ("--config.stages=({'share': 0.5},", r"^--config.stages=\({'share': 0.5}, is not a valid value \("),
     ("--steps=7", r"unknown option --steps=7; did you mean --config.train.steps\?"),
     ("--batch-size", r"did you mean --config.(train|eval).batch_size or --config.(train|eval).batch_size\?"),
     ("--stpes=7", r"unknown option --stpes=7; did you mean --config.train.steps\?"),
-    ("--zebra=7", r"unknown option --zebra=7; `--help` lists them"),
-    ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key has only letters"),
-    ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key has only letters"),
+    ("--zebra=7", r"unknown option --zebra=7; `--help` lists all options"),
+    ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; keys have only letters"),
+    ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; keys have only letters"),
     ("tiny", r"unexpected argument 'tiny'"),
     (
       "--config.data.benchmark_dir.glue=x",
       r"--config.data.benchmark_dir.glue: no such key; nearest: data.benchmark_dirs",
     ),
-    ("--config.data.benchmark_dirs=x", r"--config.data.benchmark_dirs=x: give --config.data.benchmark_dirs.NAME=VALUE"),
+    (
+      "--config.data.benchmark_dirs=x",
+      r"--config.data.benchmark_dirs=x: invalid key. Give --config.data.benchmark_dirs.NAME=VALUE",
+    ),
     (
       "--config.data.benchmark_dirs.a.b=x",
-      r"a.b=x: give .*benchmark_dirs.NAME=VALUE; a NAME has letters",
+      r"a.b=x: invalid key. Give .*benchmark_dirs.NAME=VALUE, with letters",
     ),
     (
       "--config.data.benchmark_dirs.a-b=x",
-      r"a-b=x: give .*benchmark_dirs.NAME=VALUE; a NAME has letters",
+      r"a-b=x: invalid key. Give .*benchmark_dirs.NAME=VALUE, with letters",
     ),
   ],
 )
@@ -262,7 +268,9 @@ def test_what_cannot_be_applied_is_refused(argument, message):
 @pytest.mark.parametrize("value", ["(1,)", "{}", "('a', None)"])
 def test_texts_that_are_none_are_refused(value):
   """Non-string values are rejected before the files are read."""
-  with pytest.raises(UserError, match=r"config.optimizer.param_groups=\(.*\): must be strings, separated by commas"):
+  with pytest.raises(
+    UserError, match=r"config.optimizer.param_groups=\(.*\) must contain only strings, separated by commas"
+  ):
     records(loaded(f"--config.optimizer.param_groups={value}"))
 
 
@@ -317,14 +325,14 @@ def test_a_config_file_takes_an_argument(tmp_path):
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("x = 1\ny = x / 0\n", r"mine.py, line 2: ZeroDivisionError"),
-    ("def get_config():\n  x = {}\n  return x['a']\n", r"mine.py, line 3: KeyError"),
+    ("x = 1\ny = x / 0\n", r"mine.py, line 2: the file fails with ZeroDivisionError"),
+    ("def get_config():\n  x = {}\n  return x['a']\n", r"mine.py, line 3: the file fails with KeyError"),
     ("def get_config(:\n", r"mine.py.*SyntaxError.*line 1"),
     ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n  config.train.stpes = 3\n",
      r"(?s)mine.py, line 4: .*stpes"),
-    ("", r"mine.py: does not define get_config\(\)"),
-    ("get_config = 1\n", r"mine.py: does not define get_config\(\)"),
-    ("def get_config():\n  return {}\n", r"returned dict; it must return a ConfigDict"),
+    ("", r"mine.py: the file does not define get_config\(\)"),
+    ("get_config = 1\n", r"mine.py: the file does not define get_config\(\)"),
+    ("def get_config():\n  return {}\n", r"returned dict, not a ConfigDict; start the config from"),
   ],
   ids=["import", "call", "syntax", "unknown-key", "empty", "no-function", "type"],
 )  # fmt: skip
@@ -350,7 +358,7 @@ def test_a_file_is_no_workdir(capsys, tmp_path):
   """The error comes before anything is read."""
   (tmp_path / "README.md").write_text("text")
   assert t2t_main.main(["train", "--config", "tiny", f"--workdir={tmp_path / 'README.md'}"]) == 2
-  assert "README.md: is a file. Give a folder" in capsys.readouterr().err
+  assert "README.md is a file. Give a folder" in capsys.readouterr().err
 
 
 COMMANDS = [
@@ -400,7 +408,10 @@ def test_the_option_that_was_meant_is_told(capsys, words, meant):
 @pytest.mark.parametrize(
   ("words", "told"),
   [
-    (["--debug", "train", "--config=tiny"], "--debug: give options after the command: t2t train --debug ..."),
+    (
+      ["--debug", "train", "--config=tiny"],
+      "--debug comes before the command; give options after the command: t2t train --debug ...",
+    ),
     (["train", "tiny"], "--config is missing; did you mean --config tiny?"),
   ],
 )

@@ -172,25 +172,25 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
   for others, how, message in (
     (("--pool=last",), {}, "--pool last, previously mean"),
     (("--layer=0",), {}, "--layer 0, previously 1"),
-    ((), {"texts": [*TEXTS, "more"]}, "in.txt differ from its recorded lines"),
+    ((), {"texts": [*TEXTS, "more"]}, "in.txt differ from the recorded lines"),
     ((), {"texts": ["other", *TEXTS[1:]]}, "belongs to another input"),
   ):
     code, said = run(*others, **how)
     assert code == 2 and message in said and "to start over" in said
     assert (tmp_path / "out.npy").read_bytes() == before
   (tmp_path / "out.npy.run.json").unlink()
-  assert "exists without its record out.npy.run.json" in run()[1]
+  assert "exists, but its record out.npy.run.json is missing" in run()[1]
 
 
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    (("--layer=2",), "--layer 2: give 0 (embedding layer) to 1 (last layer), or all"),
-    (("--layer=last",), "--layer last: give 0"),
-    (("--pool=man",), "--pool man: unknown. Give one of mean, first, last; did you mean mean?"),
+    (("--layer=2",), "--layer 2: no such layer; give 0 (embedding layer) to 1 (last layer), or 'all'"),
+    (("--layer=last",), "--layer last: no such layer; give 0"),
+    (("--pool=man",), "--pool man: unknown value. Give one of: mean, first, last; did you mean mean?"),
     (("--output=out.txt",), "--output out.txt: unknown file type. Give a file that ends in .npy or .parquet"),
     (("--output=gs://b/out.npy",), "must be a local file"),
-    (("--input=-",), "--input -: the header of an output file needs the number of lines"),
+    (("--input=-",), "--input - (standard input): the header of the output needs the number of lines"),
     (("--beam=3",), "unknown option --beam=3"),
     (("--inputs_length=81",), "--inputs_length 81: the model has only 80 positions"),
     (("--strict",), "line 3: empty line"),
@@ -245,10 +245,10 @@ def test_a_probe_is_a_linear_classifier_of_its_features():
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    (("--probe=asked_stsb",), "--probe asked_stsb: needs a score head"),
-    (("--probe=asked",), "--probe asked: is a mixture of several tasks; give one of them: asked_"),
-    (("--probe=asked_pairs",), "asked_pairs: no task or mixture of that name; the nearest are asked_pair"),
-    (("--probe=asked_pair", "--examples=1"), "first 1 training examples are all of one class"),
+    (("--probe=asked_stsb",), "--probe asked_stsb has no classes (kind of head: score)"),
+    (("--probe=asked",), "--probe asked is a mixture of several tasks; give one of these tasks: asked_"),
+    (("--probe=asked_pairs",), "asked_pairs: no task or mixture has this name. Similar names: asked_pair"),
+    (("--probe=asked_pair", "--examples=1"), "first 1 training examples all have the same class"),
     (("--probe=asked_pair", "--config.data.eval_split=dev"), "has no split 'dev'"),
     (("--probe=asked_pair", "--config.data.folder.glue=x"), "nearest: data.benchmark_dirs"),
   ],

@@ -284,14 +284,17 @@ def test_a_key_settles_what_is_refused(tmp_path):
   [
     (["--gin_file=gone.gin"], "--gin_file gone.gin: no such file in {cwd}, nor among T5X's"),
     (["--gin_file=gone.gin", "--gin_search_paths=/a,/b"], "no such file in {cwd}, /a, /b, nor among"),
-    (["--gin.A=1"], "--gin.A=1: binds a name of a gin file. Give --gin_file FILE with it"),
-    (["--gin_file=x.gin", "--config=tiny"], "--config and --gin_file x.gin exclude each other. Give one of them"),
+    (["--gin.A=1"], "--gin.A=1 sets a name of a gin file, but --gin_file is missing. Add --gin_file FILE"),
+    (
+      ["--gin_file=x.gin", "--config=tiny"],
+      "--config and --gin_file x.gin exclude each other. Give only one of these options",
+    ),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "--gin.TRAIN_STEP: TRAIN_STEP = 3: unused in this run"),
     (flags("{tiny}/tiny_pretrain.gin", TRAIN_STEP=3), "nearest: TRAIN_STEPS"),
     (["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR=runs/x"], "--gin.MODEL_DIR='\"runs/x\"'"),
     (
       ["--gin_file={tiny}/tiny_pretrain.gin", "--gin.MODEL_DIR"],
-      "--gin.MODEL_DIR: has no value. Give --gin.NAME=VALUE",
+      "--gin.MODEL_DIR has no value. Give --gin.MODEL_DIR=VALUE",
     ),
     (
       flags("{tiny}/tiny_pretrain.gin", **{"train.eval_perod": 3}),
@@ -299,7 +302,7 @@ def test_a_key_settles_what_is_refused(tmp_path):
     ),
     (
       ["--gin_file={tiny}/tiny_model.gin"],
-      "describes no run: nothing binds train. Add --gin_file t5x/configs/runs/pre",
+      "no binding of train, so the files describe no run. Add --gin_file t5x/configs/runs/pre",
     ),
     (
       ["--gin_file={tiny}/tiny_eval.gin"],
@@ -311,17 +314,20 @@ def test_a_key_settles_what_is_refused(tmp_path):
       "MODEL is required by T5X. Give --gin.MODEL=VALUE; add one",
     ),
     (["--gin_file={bad}/include.gin"], "include.gin:2: include 'gone/away.gin': no such file in {cwd}, {bad}, "),
-    (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: is not gin: ')' has no opening bracket"),
-    (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: is not gin"),
+    (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: not valid gin: ')' has no opening bracket"),
+    (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: not valid gin"),
     (
       ["--gin_file={tiny}/tiny_pretrain.gin", "--run_mode=eval"],
-      "--run_mode=eval: this T5X flag has another name in t2t",
+      "--run_mode=eval: t2t does not have this flag of T5X",
     ),
     (
       flags("{tiny}/tiny_finetune.gin", INITIAL_CHECKPOINT_PATH="c", **{"RestoreCheckpointConfig.mode": "latest"}),
-      "give its path",
+      "Give the path of this checkpoint",
     ),
-    (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; use `t2t convert --to hf`"),
+    (
+      ["--gin_file={bad}/export.gin"],
+      "export.gin:1: the line binds export. t2t does not run T5X's export. Use `t2t convert --to hf`",
+    ),
   ],
 )
 def test_what_is_wrong_is_said(argv, words, tmp_path):
@@ -353,7 +359,7 @@ MODEL = "t5x/examples/t5/t5_1_1/small.gin"
     (
       "eval",
       [*flags(f"{TINY}/tiny_eval.gin", CHECKPOINT_PATH="gone"), "--workdir=x"],
-      ["--checkpoint gone: no checkpoint; looked for", "--checkpoint is T5X's CHECKPOINT_PATH"],
+      ["--checkpoint gone: no checkpoint in", "--checkpoint is T5X's CHECKPOINT_PATH"],
     ),
     (
       "eval",
@@ -472,7 +478,7 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   assert written(tmp_path / "eval") == written(tmp_path / "made")
   assert max(map(len, written(tmp_path / "eval"))) <= 20 < max(map(len, written(tmp_path / "longest")))
   assert command.main(["eval", *asked, place, "--gin.network.T5Config.emb_dim=64", f"--workdir={tmp_path}/no"]) == 2
-  assert "tiny_eval.gin: sets config.model.embed_dim=64, but " in capsys.readouterr().err
+  assert "tiny_eval.gin sets config.model.embed_dim=64, but " in capsys.readouterr().err
   argv = [*asked, place, f"--workdir={tmp_path}/no", '--gin.MIXTURE_OR_TASK_NAME="docs_sumary"']
   assert command.main(["eval", *argv]) == 2
   said = capsys.readouterr().err

@@ -243,7 +243,7 @@ def test_beams_write_a_token_at_least():
   config = text_generation.decode_config
   assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
   assert config(max_length=4, beam=4, min_length=0).min_length == 0
-  with pytest.raises(UserError, match="--min_length 5: must be 0 to 4, the value of --max_length"):
+  with pytest.raises(UserError, match="--min_length 5 must be 0 to 4, the value of --max_length"):
     config(max_length=4, min_length=5)
 
 
@@ -323,9 +323,9 @@ REFUSED = {
     ],
   ),
   "checkpoint": (another_checkpoint, ["--checkpoint", "copy/checkpoints/2", "previously"]),
-  "input": (another_input, ["line 3 differs from", "other.txt, line 3"]),
-  "shorter input": (a_shorter_input, ["it has 12 lines, more than", "shorter.txt"]),
-  "no record": (no_record, ["exists without its record out.jsonl.run.json"]),
+  "input": (another_input, ["line 3 of the output differs from line 3 of", "other.txt"]),
+  "shorter input": (a_shorter_input, ["the output has 12 lines, more than", "shorter.txt"]),
+  "no record": (no_record, ["exists, but its record out.jsonl.run.json is missing"]),
   "written by something else": (a_line_of_something_else, ["line 13 was not written by t2t"]),
 }
 
@@ -372,15 +372,18 @@ def written(content: bytes, name: str):
 LONG = b"a\n" + b"x" * 60 + b"\n"
 
 BAD = {
-  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint; looked for"]),
+  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint in"]),
   "no input": (lambda t: ["--input", t / "none.txt"], ["--input", "none.txt", "no such file"]),
   "a folder": (lambda t: ["--input", (t / "a.txt").mkdir() or t / "a.txt"], ["a.txt", "cannot be read"]),
   "another ending": (written(b"a\n", "in.odt"), ["in.odt", ".txt", ".jsonl", ".csv"]),
   "nothing in it": (written(b"", "bad.txt"), ["bad.txt is empty"]),
   "only empty lines": (written(b"\n \n", "bad.txt"), ["bad.txt: all lines are empty"]),
   "not UTF-8": (written(b"fine\n\xff\xfe\n", "bad.txt"), ["bad.txt, line 2", "not valid UTF-8", "0xff"]),
-  "not JSON": (written(b'{"inputs": "a"}\n{oops\n', "in.jsonl"), ["in.jsonl, line 2", "not JSON", "column 2", "{oops"]),
-  "no object": (written(b'["a"]\n', "in.jsonl"), ["in.jsonl, line 1", "not an object"]),
+  "not JSON": (
+    written(b'{"inputs": "a"}\n{oops\n', "in.jsonl"),
+    ["in.jsonl, line 2", "not valid JSON", "column 2", "{oops"],
+  ),
+  "no object": (written(b'["a"]\n', "in.jsonl"), ["in.jsonl, line 1", "not a JSON object"]),
   "no such field": (
     written(b'{"text": "a", "id": 1}\n', "in.jsonl"),
     ["line 1", "'inputs'", "'text', 'id'", "--field"],
@@ -529,7 +532,7 @@ def test_what_a_mixture_showed():
   ends, said = asked("docs_prefix_lm,docs_match", docs)
   assert not ends and "docs_match has tasks with EOS and tasks without; --prompt_eos yes adds it" in said
   ends, said = asked("nothing_like_it", docs)
-  assert not ends and "nothing_like_it: no task or mixture of that name" in said
+  assert not ends and "nothing_like_it: no task or mixture has this name" in said
   ends, said = prompt_builder.ends_prompts(trained_on(inputs_length=64))
   assert not ends and "does not record its training data" in said
 

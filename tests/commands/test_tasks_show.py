@@ -265,7 +265,7 @@ def test_with_a_config(printed, tmp_path, module):
   with pytest.raises(UserError, match="config.model.vocab_size=100 is too small"):
     printed("show", "--config", str(path), "--config.model.vocab_size=100")
   with pytest.raises(
-    UserError, match="its objective span_corruption does not fit config.model.architecture=encoder_only"
+    UserError, match="the objective span_corruption does not fit config.model.architecture=encoder_only"
   ):
     printed("show", "show_test_span_corruption", "--config", str(path))
 
@@ -308,7 +308,7 @@ def test_what_a_head_is_asked(printed, tmp_path):
   ]
   assert "asked                 match; the right answer is yes" in text
   assert re.search(r"encoder_answer_targets +int32 \[\d+\] +1 0 0", text)
-  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the training config"):
+  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert needs the training config"):
     printed("show", "show_test_labelled", "--config.init.checkpoint=runs/bert")
 
 
@@ -323,7 +323,7 @@ def test_files_of_ones_own(printed, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["show_test_piar"], "^show_test_piar: no task or mixture of that name; the nearest are show_test_pair"),
+    (["show_test_piar"], "^show_test_piar: no task or mixture has this name. Similar names: show_test_pair"),
     ([], "^NAME is missing"),
     (
       ["show_test_pair", "--split", "test"],

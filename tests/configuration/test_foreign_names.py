@@ -49,7 +49,7 @@ def test_names_of_other_frameworks_in_python():
     config.optimizer.lr = 0.1
   with pytest.raises(AttributeError):
     config.batch_size = 3
-  with pytest.raises(UserError, match="config.train.steps='10': must be an integer; give 10"):
+  with pytest.raises(UserError, match="config.train.steps='10' must be an integer; give 10"):
     config.train.steps = "10"
   config.train.steps = 10
   assert records(config).train.steps == 10
@@ -68,7 +68,7 @@ def test_options_by_names_of_other_frameworks():
     model.generate(["a"], num_beams=2)
   with pytest.raises(UserError, match="Hugging Face's top_k is top"):
     model.fill(["a"], top_k=2)
-  with pytest.raises(UserError, match="device_map: load has no such option; accepted options: checkpoint, task"):
+  with pytest.raises(UserError, match="device_map: load has no such option. Accepted options: checkpoint, task"):
     t2t.load("x", device_map="auto")
   with pytest.raises(UserError, match="Hugging Face's train_dataset is examples"):
     t2t.train(t2t.config("tiny"), "x", train_dataset=[])
@@ -88,5 +88,5 @@ def test_options_by_names_of_other_frameworks():
   ],
 )
 def test_partial_restores_as_t5x_has_them(value, options):
-  with pytest.raises(UserError, match=re.escape(f"is in T5X's syntax; give {options}")):
+  with pytest.raises(UserError, match=re.escape(f"has the syntax of T5X; give {options}")):
     records(override(load_config("tiny"), [f"--config.init.rename={value}"]))

@@ -29,4 +29,6 @@ def test_a_number_out_of_range_is_refused(arguments, option, least, value, capsy
     command.main([*arguments, f"--{option}={value}"])
   assert ended.value.code == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert f"argument --{option}: is " in said and f"give a whole number, {least} or more" in said
+  assert f"argument --{option}: " in said and f"{value} is not valid. Give a whole number, {least} or more" in (
+    said.replace("'", "")
+  )

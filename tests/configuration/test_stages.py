@@ -110,34 +110,37 @@ def test_a_source_is_changed_by_its_keys():
   ("said", "message"),
   [
     ([{"fraction": 0.5}, {"fraction": 0.4}], "add up|= 90 steps"),
-    ([{"fraction": 1.0}, {}], "2 has 0 steps"),
+    ([{"fraction": 1.0}, {}], "2 needs at least one step, but the other stages leave 0 of config.train.steps"),
     ([{"steps": 10}, {"fraction": 0.5}, {"fraction": 0.5}], "10 \\+ 50 \\+ 50 = 110 steps"),
     ([{"fraction": 0.5}, {"fraction": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
     ([{}, {}], "1, 2 have neither steps nor fraction"),
     ([{"name": "a", "fraction": 0.5}, {"name": "a"}], "two stages have the name 'a'"),
-    ([{"name": "a b/c", "fraction": 0.5}, {}], "'a b/c': a stage's name has only letters, digits and _"),
-    ([{"steps": 3, "fraction": 0.1}, {}], "leave one of them out"),
-    ([{"steps": 0.5}, {}], "steps=0.5: must be an integer of at least 1"),
-    ([{"fraction": 1.5}, {}], "fraction=1.5: must be a fraction of config.train.steps, from 0 to 1"),
-    ([{"step": 3}, {}], "stage 1: step: no such key; did you mean steps"),
-    ([{"steps": 0}, {}], "steps=0: must be an integer of at least 1"),
+    (
+      [{"name": "a b/c", "fraction": 0.5}, {}],
+      "'a b/c' is not a valid name of a stage; use only letters, digits and _",
+    ),
+    ([{"steps": 3, "fraction": 0.1}, {}], "give only one of these keys"),
+    ([{"steps": 0.5}, {}], "steps=0.5 must be an integer of at least 1"),
+    ([{"fraction": 1.5}, {}], "fraction=1.5 must be a fraction of config.train.steps, from 0 to 1"),
+    ([{"step": 3}, {}], "stage 1: no such key 'step'; did you mean steps"),
+    ([{"steps": 0}, {}], "steps=0 must be an integer of at least 1"),
     (["short"], "'short' is not a mapping.*in Python syntax"),
-    ([{3: 4}], "stage 1: 3: a key must be a string"),
-    ([{"data.sources": {"a": 3}}], "data.sources.a=3: must be a mapping with keys files"),
-    ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
-    ([{"inputs_length": 3}], "inputs_length: no such key.*data.inputs_length"),
-    ([{"data.inputs_length": "32"}], "data.inputs_length='32': must be int"),
+    ([{3: 4}], "stage 1: the key 3 is not a string"),
+    ([{"data.sources": {"a": 3}}], "data.sources.a=3 must be a mapping with these keys: files"),
+    ([{"data.input_length": 3}], "no such key 'data.input_length'.*data.inputs_length"),
+    ([{"inputs_length": 3}], "no such key 'inputs_length'.*data.inputs_length"),
+    ([{"data.inputs_length": "32"}], "data.inputs_length='32' must be of type int"),
     ([{"data.vocabulary": "x"}], "data.vocabulary cannot change.*one embedding"),
-    ([{"optimizer.name": "lamb"}], "optimizer.name cannot change.*a stage may change learning_rate"),
-    ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*its state continues"),
+    ([{"optimizer.name": "lamb"}], "optimizer.name cannot change.*A stage may change learning_rate"),
+    ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*The optimizer's state continues"),
     ([{"mesh.fsdp": 2}], "mesh.fsdp cannot change.*sharded over devices once"),
     ([{"train.seed": 2}], "train.seed cannot change"),
-    ([{"train.steps": 2, "fraction": 0.5}, {}], "train.steps cannot change.*give steps or fraction"),
+    ([{"train.steps": 2, "fraction": 0.5}, {}], "train.steps cannot change.*Give steps or fraction"),
     (
       [{"checkpoint.save_interval_steps": 2}],
       "checkpoint.save_interval_steps cannot change.*data, train, optimizer, model",
     ),
-    ([{"data.sources.a.ratee": 2}], "data.sources.a.ratee: no such key.*rate"),
+    ([{"data.sources.a.ratee": 2}], "no such key 'data.sources.a.ratee'.*rate"),
     ([{"model.dropout_rate": 2.0}], "1: config.model.dropout_rate=2.0"),
   ],
 )
@@ -153,7 +156,8 @@ def test_a_stage_has_the_same_parameters(key):
   mesh = sharding.make_mesh({"data": 1}, devices=[test_example_windows.mesh().devices.flat[0]])
   value = {"model.embed_dim": 32, "model.num_encoder_layers": 1, "model.vocab_size": 256}[key]
   run = train_data.resolved_stages(config_of({"fraction": 0.5}, {"name": "wide", key: value}))
-  with jax.set_mesh(mesh), pytest.raises(UserError, match="config.stages, wide: has another model than 1: .* it was"):
+  message = "config.stages, wide: the model differs from the model of 1 .* it was"
+  with jax.set_mesh(mesh), pytest.raises(UserError, match=message):
     stage_program.StagePrograms(run, mesh)
 
 
@@ -163,7 +167,9 @@ def test_what_is_typed_for_the_run_has_a_say_in_some_stage():
   typed = ["--config.data.inputs_length=48"]
   assert [x.config.data.inputs_length for x in stages.of(config_of(stage, {}, overrides=typed))] == [32, 48]
   with pytest.raises(
-    UserError, match=r"inputs_length=48: has no effect, because every stage of this config sets it \(1: 32, 2: 16\)"
+    UserError,
+    match=r"inputs_length=48 has no effect, because every stage of this config sets "
+    r"data.inputs_length \(1: 32, 2: 16\)",
   ):
     config_of(stage, {"data.inputs_length": 16}, overrides=typed)
   assert config_of(stage, {"data.inputs_length": 16}, overrides=["--config.stages=()", *typed]).stages == ()
@@ -198,7 +204,7 @@ def test_a_stage_may_have_a_rate_of_its_own():
 
 def test_a_bad_rate_of_a_stage_is_refused():
   config = config_of({"fraction": 0.5}, {"name": "b", "optimizer.learning_rate": -1.0})
-  with pytest.raises(UserError, match="^config.stages, b: config.optimizer.learning_rate=-1.0: must be at least 0"):
+  with pytest.raises(UserError, match="^config.stages, b: config.optimizer.learning_rate=-1.0 must be at least 0"):
     stage_program.StagePrograms(stages.of(config), test_example_windows.mesh())
 
 
@@ -365,7 +371,9 @@ def test_all_stages_have_one_vocabulary(register):
     seqio.TaskRegistry.add_provider(name, task)
   data = {"mixture": first, "vocabulary": "", "eval_split": "train"}
   config = config_of({"fraction": 0.5}, {"name": "later", "data.mixture": second}).with_(data=data)
-  with pytest.raises(UserError, match="config.stages, later: .*=in_others: has another vocabulary than stage 1"):
+  with pytest.raises(
+    UserError, match="config.stages, later: .*=in_others: the vocabulary differs from the vocabulary of stage 1"
+  ):
     train_data.check_stages(train_data.resolved_stages(config))
   train_data.check_stages(train_data.resolved_stages(config.with_(data={"vocabulary": "bytes"})))
 
@@ -440,7 +448,7 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
   # The error for a run that started without stages gives the argument to resume it.
   assert command.main(arguments(text, parts, "--config.train.steps=1")) == 0
   assert command.main(arguments(text, parts, SAID)) == 2
-  assert "the run was saved without stages: resume it by --config.stages='()'" in capsys.readouterr().err
+  assert "The run was saved without stages. Resume the run with --config.stages='()'" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -223,11 +223,11 @@ def test_sentinels_of_t5(more_rows, extra_ids, pieces):
     (["--vocabulary={letters}", "--extra_ids=13"], "38 ids (13 sentinels included), but the embedding of"),
     (["--vocabulary={letters}", "--extra_ids=13"], "or --extra_ids 12 or less"),
     (["--vocabulary={folder}/gone.model"], "--vocabulary {folder}/gone.model: no such file"),
-    (["--vocabulary={folder}/odd.model"], "odd.model is not a valid file of its type"),
-    (["--vocabulary={folder}/vocab.json"], "merges.txt is missing beside it"),
-    (["--vocabulary={folder}/sentinels.txt", "--extra_ids=2"], "has sentinels among its own ids already"),
-    (["--vocabulary={folder}/t5x"], "is not a vocabulary; give "),
-    (["--extra_ids=3"], "--extra_ids 3: needs --vocabulary"),
+    (["--vocabulary={folder}/odd.model"], "odd.model is not a valid .model file"),
+    (["--vocabulary={folder}/vocab.json"], "merges.txt is missing in the same folder"),
+    (["--vocabulary={folder}/sentinels.txt", "--extra_ids=2"], "already contains sentinels"),
+    (["--vocabulary={folder}/t5x"], "is not a vocabulary. Give "),
+    (["--extra_ids=3"], "--extra_ids 3 needs --vocabulary"),
   ],
 )
 def test_vocabularies_that_do_not_fit(options, words, t5x_folder, letters, convert, tmp_path):
@@ -247,8 +247,8 @@ def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
   with pytest.raises(SystemExit) as stopped:
     convert(tmp_path, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
   assert stopped.value.code == 2
-  assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
-  with pytest.raises(UserError, match="--extra_ids -1: is negative. Give 0 or more"):
+  assert "argument --extra_ids: -1 is not valid. Give a whole number, 0 or more" in capsys.readouterr().err
+  with pytest.raises(UserError, match="--extra_ids -1 is negative. Give 0 or more"):
     vocab_override.give(_with_rows(40), str(letters), extra_ids=-1)
 
 
@@ -298,27 +298,34 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
     (["{hf}", "{out}", "{out}"], "{out}: too many paths. Give one checkpoint and one output folder"),
     (["--from=torch", "{hf}", "{out}"], "--from torch: unknown kind. Give one of: hf, peft, t5x, t2t"),
     (["--from=t5", "{hf}", "{out}"], "did you mean t5x?"),
-    (["--from", "{hf}", "--to", "{out}"], "unknown kind. Give one of: hf, peft, t5x, t2t. A path follows the kind"),
+    (
+      ["--from", "{hf}", "--to", "{out}"],
+      "unknown kind. Give one of: hf, peft, t5x, t2t. Give the kind before the path: --from KIND {hf}",
+    ),
     (["--to=flax", "{hf}", "{out}"], "--to flax: unknown kind. Give one of:"),
     (["--to=t5x", "{hf}", "{out}"], "t2t cannot write T5X checkpoints"),
-    (["--from=t5x", "{hf}", "{out}"], "--from t5x {hf}: is a Hugging Face folder. Give --from hf, or leave --from out"),
+    (["--from=t5x", "{hf}", "{out}"], "--from t5x: {hf} is a Hugging Face folder. Give --from hf, or leave out --from"),
     (["--from=t5x", "{empty}", "{out}"], "{empty}: no T5X checkpoint; looked for"),
-    (["--from=hf", "{empty}", "{out}"], "{empty}: contains no config.json"),
-    (["--from=t2t", "{empty}", "{out}"], "{empty}: no checkpoint; looked for"),
-    (["{empty}", "{out}"], "{empty}: no checkpoint. Looked for\n  hf: config.json with a model_type"),
+    (["--from=hf", "{empty}", "{out}"], "{empty} contains no config.json"),
+    (["--from=t2t", "{empty}", "{out}"], "{empty}: no checkpoint in"),
+    (
+      ["{empty}", "{out}"],
+      "{empty}: no checkpoint found. Give a folder with the files of one of these kinds:\n"
+      "  hf: config.json with a model_type",
+    ),
     (["{empty}", "{out}"], "\n  t5x: msgpack in {empty} and "),
     (["{empty}", "{out}"], "\n  t2t: {empty}/state, {empty}/checkpoints/STEP"),
     (["{empty}/gone", "{out}"], "{empty}/gone: no such file or folder"),
-    (["{tensorflow}", "{out}"], "{tensorflow}: is a TensorFlow checkpoint"),
-    (["{hf}", "{tensorflow}"], "{tensorflow}: exists and is not an empty folder"),
-    (["{hf}", "{tensorflow}/checkpoint"], "{tensorflow}/checkpoint: exists and is not an empty folder"),
+    (["{tensorflow}", "{out}"], "{tensorflow} is a TensorFlow checkpoint"),
+    (["{hf}", "{tensorflow}"], "{tensorflow} exists and is not an empty folder"),
+    (["{hf}", "{tensorflow}/checkpoint"], "{tensorflow}/checkpoint exists and is not an empty folder"),
     (["{t2t}", "--to=t2t", "{out}"], "is a t2t checkpoint already"),
-    (["{hf}", "{out}", "--dtype=bfloat16"], "--dtype bfloat16: applies only to --to hf"),
-    (["{hf}", "{out}", "--max_shard_size=1GB"], "--max_shard_size 1GB: applies only to --to hf"),
-    (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much: is not a number of bytes"),
-    (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1: is not a number of bytes"),
-    (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: unknown. Give one of: float32"),
-    (["--gin=a.gin", "{hf}", "{out}"], "--gin_file a.gin: prints a config and converts no checkpoint"),
+    (["{hf}", "{out}", "--dtype=bfloat16"], "--dtype bfloat16 applies only to --to hf"),
+    (["{hf}", "{out}", "--max_shard_size=1GB"], "--max_shard_size 1GB applies only to --to hf"),
+    (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much is not a size"),
+    (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1 is not a size"),
+    (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: unknown dtype. Known values: float32"),
+    (["--gin=a.gin", "{hf}", "{out}"], "--gin_file a.gin prints a config and converts no checkpoint"),
     (["--gin={empty}/a.gin"], "--gin_file {empty}/a.gin: no such file"),
   ],
 )

@@ -175,18 +175,23 @@ REFUSED = {
     "",
     r"nsp has labels=\('random', 'next'\) \(transformers \('next', 'random'\)\)",
   ),
-  "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: transformers supports one. Select it with --head"),
-  "no such head": (with_heads(NLI), "nil", "no head 'nil', only nli; did you mean nli?"),
+  "several heads": (
+    with_heads(NLI, TOPIC),
+    "",
+    "nli, topic, but a class of transformers has only one head. Select a head with --head",
+  ),
+  "no such head": (with_heads(NLI), "nil", "no head 'nil'. The model's heads: nli; did you mean nli?"),
   "another reading": (
     with_heads(dataclasses.replace(NLI, reads="mean")),
     "",
-    r"nli has reads='mean' \(transformers 'first'\); --head vocabulary writes the rest; .*t2t vocab train --type"
+    r"nli has reads='mean' \(transformers 'first'\). Give --head vocabulary to write the "
+    r"rest of the model\. .*t2t vocab train --type"
     " wordpiece",
   ),
   "vectors by name": (
     with_heads(HeadConfig("text", 5, "vector")),
     "text",
-    "text: vectors come from the model without a head",
+    "text is a vector head, and vectors come from the model without a head",
   ),
   "a mix of layers": (
     with_heads(dataclasses.replace(NLI, layers="mix"), tokens=False),
@@ -197,14 +202,14 @@ REFUSED = {
   "a kind": (
     with_heads(HeadConfig("copa", 1, "choice"), of=GPT2),
     "",
-    "copa: t2t writes no transformers class with a choice head",
+    "t2t writes no transformers class with a choice head, such as copa",
   ),
-  "no tokens": (with_heads(NLI, tokens=False), "vocabulary", "there is no head over the vocabulary"),
+  "no tokens": (with_heads(NLI, tokens=False), "vocabulary", "the model has no head over the vocabulary"),
   "a T5": (
     dataclasses.replace(toy.KINDS["t5_1_1"], heads=(NLI,)),
     "",
-    "t5: config.model.heads: nli: t2t writes no transformers class with a class head; --head vocabulary writes the "
-    "rest",
+    "t5: config.model.heads: t2t writes no transformers class with a class head, such as nli. Give --head "
+    "vocabulary to write the rest",
   ),
 }
 
@@ -223,7 +228,10 @@ def test_what_transformers_cannot_express_is_refused(name, tmp_path):
   ("changes", "reason"),
   [
     ({"problem_type": "multi_label_classification"}, "problem_type='multi_label_classification' with 3 labels"),
-    ({"problem_type": "regression"}, "problem_type='regression' with 3 labels: t2t supports single-label classes"),
+    (
+      {"problem_type": "regression"},
+      "problem_type='regression' with 3 labels: t2t supports only single-label classification",
+    ),
     ({"id2label": {"0": "yes"}, "problem_type": None}, r"classifier.weight: expected \[1, 16\], found \[3, 16\]"),
   ],
 )
@@ -318,7 +326,9 @@ def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
   assert "heads/nli/projection" in toy.flat(state.params)
   model, batch = toy.model(config), toy.batch(architecture="encoder_only")
   with pytest.raises(
-    UserError, match=r"vocabulary_head=False: the model has no logits .* its heads: nli\. Set --config.*=True, and"
+    UserError,
+    match=r"vocabulary_head=False: the model has no logits .* The model's "
+    r"heads: nli\. Set --config.*=True\. If",
   ):
     jax.eval_shape(lambda batch: model.logits(model(batch)), batch)
 
@@ -343,7 +353,7 @@ def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
   for name, value in first.items():
     np.testing.assert_array_equal(again[name], value)
   save(with_heads(), tmp_path / "plain")
-  with pytest.raises(UserError, match="--head nli: needs a checkpoint with one named head, but .* has: none"):
+  with pytest.raises(UserError, match="--head nli needs a checkpoint with one named head, but .* has none"):
     command.main([str(tmp_path / "plain"), str(tmp_path / "other"), "--head", "nli"])
 
 

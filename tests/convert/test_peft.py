@@ -184,8 +184,8 @@ def test_what_stands_in_front_is_the_same_there_and_back(kind, adapters, tmp_pat
       {"prefix": PrefixConfig()},
       "config.prefix.sides=encoder,decoder: PEFT supports a prefix only in the decoder",
     ),
-    ("bert", {}, {"prompt": PromptConfig()}, "t2t converts prompts only for generative models"),
-    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; the model has no head"),
+    ("bert", {}, {"prompt": PromptConfig()}, "t2t converts prompts only of models that generate text"),
+    ("bert", {}, {"prefix": PrefixConfig()}, "with the task SEQ_CLS or TOKEN_CLS, but the model has no head"),
     ("llama", {"scale_embedding": True, "norm_offset": True}, {"prompt": PromptConfig()}, "config.model.scale_embed"),
     ("llama", {}, {"prompt": PromptConfig(also_train=("norm",))}, None),
   ],
@@ -205,17 +205,17 @@ def test_what_means_something_else_there_is_not_written(kind, fields, adapters, 
 @pytest.mark.parametrize(
   ("front", "fields", "message"),
   [
-    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': is not a whole number of at least 1"),
+    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0' is not a whole number of at least 1"),
     (0, {"num_virtual_tokens": 6}, r"prompt_embeddings: expected \[6, 16\], found \[5, 16\]"),
-    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': is neither 1 nor 2"),
+    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3' is neither 1 nor 2"),
     (
       2,
       {"num_transformer_submodules": 1},
       "num_transformer_submodules=1: PEFT requires 2 for a prefix of an encoder-decoder",
     ),
-    (3, {"num_attention_heads": 4}, "num_attention_heads=4: the base's keys and values have 2"),
-    (3, {"num_layers": 2}, "num_layers=2: the base has 3"),
-    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix does not support it"),
+    (3, {"num_attention_heads": 4}, "num_attention_heads=4 does not match the base, which has 2"),
+    (3, {"num_layers": 2}, "num_layers=2 does not match the base, which has 3"),
+    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix does not support this setting"),
   ],
 )
 def test_sizes_of_what_stands_in_front_are_the_bases(front, fields, message, tmp_path):
@@ -266,7 +266,8 @@ def test_what_is_one_matrix_there_has_one_product(tmp_path):
   """Separate adapters of GPT-2's query, key and value have no counterpart; PEFT's is split by columns."""
   config = GPT2
   with pytest.raises(
-    UserError, match="transformer.h.0.attn.c_attn is one matrix in transformers, but query, key, value in t2t"
+    UserError,
+    match="transformer.h.0.attn.c_attn is one matrix in transformers, but separate matrices in t2t: query, key, value",
   ):
     written(config, ALL, tmp_path / "refused")
   assert not (tmp_path / "refused").exists()
@@ -290,7 +291,7 @@ def spoil(folder, **fields):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora does not support it"),
+    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora does not support this setting"),
     ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora does not support'),
     ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora does not support"),
     ({"bias": "all"}, 'bias="all": config.lora does not support'),
@@ -300,15 +301,15 @@ def spoil(folder, **fields):
     ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': unsupported; t2t reads CAUSAL_LM"),
     (
       {"task_type": "CAUSAL_LM"},
-      "task_type='CAUSAL_LM': does not fit BASE, which is encoder-decoder: its task type is SEQ_2_SEQ_LM",
+      "task_type='CAUSAL_LM' does not fit the base BASE. The task_type of encoder-decoder models is SEQ_2_SEQ_LM",
     ),
-    ({"r": 0}, "r=0: is not a whole number of at least 1"),
-    ({"r": True}, "r='True': is not a number"),
-    ({"lora_dropout": 1.0}, "lora_dropout=1.0: is not at least 0 and below 1"),
-    ({"use_dora": "yes"}, "use_dora='yes': is neither true nor false"),
+    ({"r": 0}, "r=0 is not a whole number of at least 1"),
+    ({"r": True}, "r='True' is not a number"),
+    ({"lora_dropout": 1.0}, "lora_dropout=1.0 is not a number of at least 0 and below 1"),
+    ({"use_dora": "yes"}, "use_dora='yes' is neither true nor false"),
     ({"use_dora": True}, "q.lora_magnitude_vector: missing"),
     ({"r": 5}, r"q.lora_A.weight: expected \[5, 16\], found \[2, 16\]"),
-    ({"lora_alpha": "16"}, "lora_alpha='16': is not a number"),
+    ({"lora_alpha": "16"}, "lora_alpha='16' is not a number"),
   ],
 )
 def test_a_field_that_says_what_t2t_cannot_is_named(fields, message, tmp_path):
@@ -357,10 +358,10 @@ def test_files_of_others_are_read_within_bounds(tmp_path):
   content = foreign.safetensors(tmp_path / "out")
   content[NAME.format(0, "A")] = np.full((2, 16), np.nan, np.float32)
   foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", content)
-  with pytest.raises(UserError, match="32 of its 32 numbers are NaN"):
+  with pytest.raises(UserError, match="32 of 32 numbers are NaN"):
     open_adapter(tmp_path / "out", config).tensors["encoder/layers/self_attention/query/lora_down"].read()
   (tmp_path / "out/adapter_model.safetensors").rename(tmp_path / "out/adapter_model.bin")
-  with pytest.raises(UserError, match="its weights are pickled"):
+  with pytest.raises(UserError, match="the weights are pickled"):
     open_adapter(tmp_path / "out", config)
   (tmp_path / "out/adapter_config.json").write_text("[" * 100_000)
   with pytest.raises(UserError, match="cannot be read as JSON"):

@@ -99,7 +99,10 @@ def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
   assert [row["step"] for row in rows if "eval/loss" in row] == [4]
   assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
   assert "batches ended after 4, of config.train.steps=6: the run ends here" in "".join(capsys.readouterr())
-  with pytest.raises(UserError, match="batches ended after 4. Give more batches, or a smaller config.train.steps"):
+  with pytest.raises(
+    UserError,
+    match="batches= ended after 4 batches, but config.train.steps=6. Give more batches, or lower config.train.steps",
+  ):
     t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()).run()
 
 
@@ -137,7 +140,7 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   batches = random_batches()
   for _ in t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()):
     break
-  with pytest.raises(UserError, match="batches= is an iterator that a run has already read from. Make a new one"):
+  with pytest.raises(UserError, match="batches= is an iterator that a run has already read from. Give a new iterator"):
     t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()).run()
 
 
@@ -145,8 +148,8 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   ("source", "message"),
   [
     (lambda read: next(iter([])), "batches= raised StopIteration"),
-    (lambda read: None, r"batches\(0\) is NoneType. Return an iterable of dicts"),
-    (lambda read: [], r"batches ended after 0\. Give more"),
+    (lambda read: None, r"batches\(0\) returned NoneType, which is not iterable. Return an iterable of dicts"),
+    (lambda read: [], r"batches= ended after 0 batches, but .*\. Give more"),
   ],
 )
 def test_a_function_that_gives_none_is_told(source, message):
@@ -166,7 +169,9 @@ def test_zero_may_be_a_token(tmp_path):
   assert found["decoder_input_tokens"][0, :4].tolist() == [9, 5, 0, 6]
   assert found["decoder_loss_weights"][0].tolist() == [1.0] * 4 + [0.0] * 20
   assert found["decoder_segment_ids"][0].tolist() == [1] * 4 + [0] * 20
-  with pytest.raises(UserError, match="has no decoder_segment_ids. Add them to mark the text, because 0 is a token"):
+  with pytest.raises(
+    UserError, match="has no decoder_segment_ids. Add segment ids to mark the text, because id 0 is a token"
+  ):
     batch_checks.completed({"decoder_target_tokens": ids}, config, where="here", framing=framing)
   made = lambda read: [given]
   held = [given]
@@ -250,7 +255,7 @@ def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
     assert [ids(next(batches)) for _ in range(3)] == every[3:]
   batches = array_batches.OwnBatches(random_batches(), config, mesh)
   next(batches)
-  with pytest.raises(UserError, match="batches= is an iterator, which cannot be rewound"):
+  with pytest.raises(UserError, match="batches= is an iterator and cannot be rewound"):
     batches.restore(batches.state(1), step=1)
 
 
@@ -261,7 +266,7 @@ def test_runs_of_one_kind_are_not_gone_on_with_as_the_other(text, tmp_path):
   with pytest.raises(UserError, match=r"data\.batches.*those that t2t\.train\(batches=\.\.\.\) was given"):
     t2t.train(small(**files), str(tmp_path / "own")).run()
   t2t.train(small(**files, **{"train.steps": 3}), str(tmp_path / "files")).run()
-  with pytest.raises(UserError, match=r"this run has read the data of its config\.data"):
+  with pytest.raises(UserError, match=r"this run has so far read the data of config\.data"):
     t2t.train(small(), str(tmp_path / "files"), batches=random_batches, eval_batches=held_out()).run()
 
 
@@ -273,7 +278,8 @@ GOOD = next(random_batches())
   [
     (
       [1, 2],
-      r"^batches, batch 1 is list\. Give a dict of arrays; this config's model takes encoder_input_tokens \[8, 48",
+      r"^batches, batch 1 is list, not a dict\. Give a dict of arrays\. "
+      r"This config's model takes encoder_input_tokens \[8, 48",
     ),
     (
       GOOD | {"encoder_input_token": 0},
@@ -292,21 +298,24 @@ GOOD = next(random_batches())
       r"encoder_input_tokens has shape \[2\], but the config allows \[rows, length\]",
     ),
     (GOOD | {"encoder_input_tokens": np.ones((9, 3), int)}, r"has shape \[9, 3\], .* up to \[8, 48\]"),
-    (GOOD | {"encoder_input_tokens": np.ones((8, 3))}, r"has dtype float64; it must be of integers"),
+    (GOOD | {"encoder_input_tokens": np.ones((8, 3))}, r"has dtype float64, but must contain integers"),
     (GOOD | {"encoder_input_tokens": np.full((8, 3), 2**40)}, r"has values beyond 32 bits"),
     (
       GOOD | {"encoder_input_tokens": np.full((8, 3), 384)},
-      r"ids from 384 to 384, and config\.model\.vocab_size is 384",
+      r"ids from 384 to 384, but ids must be from 0 to 383, because config\.model\.vocab_size is 384",
     ),
     (GOOD | {"encoder_input_tokens": np.full((8, 3), -1)}, r"ids from -1 to -1"),
-    ({name: x[:0] for name, x in GOOD.items()}, r"batches, batch 1: has no rows"),
+    ({name: x[:0] for name, x in GOOD.items()}, r"batches, batch 1 has no rows"),
     (
       GOOD | {"decoder_loss_weights": np.full((8, 20), -1.0)},
       r"weights from -1\.0 to -1\.0\. Give finite weights of at least 0",
     ),
     (GOOD | {"decoder_loss_weights": np.full((8, 20), np.nan)}, r"weights from nan to nan"),
-    (GOOD | {"encoder_segment_ids": np.full((8, 20), -1)}, r"ids from -1 to -1; ids must be at least 0"),
-    (GOOD | {"encoder_input_tokens": np.ones((4, 3), int)}, r"different numbers of rows: encoder_input_tokens 4, deco"),
+    (GOOD | {"encoder_segment_ids": np.full((8, 20), -1)}, r"ids from -1 to -1, but ids must be at least 0"),
+    (
+      GOOD | {"encoder_input_tokens": np.ones((4, 3), int)},
+      r"different numbers of rows \(encoder_input_tokens 4, deco",
+    ),
   ],
 )
 def test_a_batch_that_cannot_be_is_told(batch, message):
@@ -328,11 +337,14 @@ def test_which_batch_cannot_be_is_told(tmp_path):
   [
     (
       {"stages": ({"name": "a", "fraction": 0.5}, {"name": "b"})},
-      r"^config\.stages: own batches have no stages",
+      r"^config\.stages: a run with batches= cannot have stages",
     ),
-    ({"train.epochs": 1.0}, r"^config\.train\.epochs=1\.0: own batches have no known number"),
-    ({"eval.every": 0}, r"^config\.eval\.every=0: own batches have no known number .*; give a number of steps$"),
-    ({"eval.tasks": ("cb",)}, r"^config\.eval\.tasks=\('cb',\): own batches belong to no task"),
+    ({"train.epochs": 1.0}, r"^config\.train\.epochs=1\.0: with batches= the number of batches per epoch is unknown"),
+    (
+      {"eval.every": 0},
+      r"^config\.eval\.every=0: with batches= the number .* unknown\. Set config\.eval\.every to a number of steps\.$",
+    ),
+    ({"eval.tasks": ("cb",)}, r"^config\.eval\.tasks=\('cb',\): a run with batches= has no tasks"),
   ],
 )
 def test_a_config_that_own_batches_cannot_have_is_told(tmp_path, changes, message):
@@ -343,9 +355,12 @@ def test_a_config_that_own_batches_cannot_have_is_told(tmp_path, changes, messag
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"batches": [GOOD]}, r"^batches= and eval_batches=: give both"),
-    ({"batches": 3, "eval_batches": [GOOD]}, r"^batches is int: give an iterable of dicts"),
-    ({"batches": [GOOD], "eval_batches": random_batches}, r"^eval_batches is function: give an iterable of dicts"),
+    ({"batches": [GOOD]}, r"^only batches= is given; give both"),
+    ({"batches": 3, "eval_batches": [GOOD]}, r"^'batches' has type int; give an iterable of dicts"),
+    (
+      {"batches": [GOOD], "eval_batches": random_batches},
+      r"^'eval_batches' has type function; give an iterable of dicts",
+    ),
   ],
 )
 def test_what_is_no_batches_is_told_at_once(tmp_path, options, message):
@@ -357,7 +372,7 @@ def test_held_out_batches_are_needed():
   """At least one held-out target must count, because a loss of 0 would be the best."""
   config = loading.records(small())
   nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
-  for held, message in ([], "^eval_batches=.. is empty"), ([nothing], "^eval_batches: no target counts"):
+  for held, message in ([], "^eval_batches=.. is empty"), ([nothing], "^eval_batches: all decoder_loss_weights are 0"):
     data = array_batches.OwnData(random_batches, held)
     with pytest.raises(UserError, match=message):
       data.check_stages(data.resolved_stages(config))
@@ -383,10 +398,22 @@ def test_heads_are_asked_of_what_the_encoder_reads():
   ("name", "number", "message"),
   [
     ("encoder_answer_targets", 3, r"has 3 for the head nli, which has 3 classes"),
-    ("encoder_answer_targets", -100, r"has -100 for the head nli"),
-    ("encoder_answer_heads", 2, r"has ids from 2 to 2, and the number of config\.model\.heads plus one is 2"),
-    ("encoder_token_types", 7, r"has ids from 7 to 7, and config\.model\.segment_types is 2"),
-    ("encoder_positions", 10**6, r"has ids from 1000000 to 1000000, and the model's number of positions is 512"),
+    ("encoder_answer_targets", -100, r"has classes from -100 to .*, but the head nli"),
+    (
+      "encoder_answer_heads",
+      2,
+      r"has ids from 2 to 2, but ids must be from 0 to 1, because the number of config\.model\.heads plus one is 2",
+    ),
+    (
+      "encoder_token_types",
+      7,
+      r"has ids from 7 to 7, but ids must be from 0 to 1, because config\.model\.segment_types is 2",
+    ),
+    (
+      "encoder_positions",
+      10**6,
+      r"has ids from 1000000 to 1000000, but ids must be from 0 to 511, because the model's number of positions is 512",
+    ),
   ],
 )
 def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):

@@ -88,7 +88,7 @@ def test_table(finetuning):
   [
     ("--task=docs_macth", "--task docs_macth: unknown task; known are docs_summary, docs_match"),
     ("--seeds=0", "--seeds 0: must be 1 or more"),
-    ("--checkpoint=nowhere", "--checkpoint nowhere: no checkpoint; looked for"),
+    ("--checkpoint=nowhere", "--checkpoint nowhere: no checkpoint in"),
   ],
 )
 def test_what_cannot_be_run(finetuning, tmp_path, argument, message):

@@ -254,7 +254,7 @@ def test_a_source_that_shuffles_by_itself_is_named(register):
     train=True,
     seed=0,
   )
-  with pytest.raises(UserError, match="rows_shuffled: its source yields other records, or another order"):
+  with pytest.raises(UserError, match="rows_shuffled: its source yields different records, or another order"):
     determinism.check(plan)
 
 
@@ -336,7 +336,7 @@ def test_a_mixture_that_draws_in_its_own_way_is_refused(register):
   plan = example_windows.DataPlan(
     mixture, "train", lengths={"inputs": 8, "targets": 8}, convert=lambda x: x, pack=False, seed=0
   )
-  with pytest.raises(UserError, match="rows_drawn: it is registered with its own sample_fn"):
+  with pytest.raises(UserError, match="rows_drawn: the mixture is registered with a sample_fn"):
     example_windows.mixing_rates(plan)
 
 

@@ -55,9 +55,11 @@ def sentences(label=lambda i: ("bad", "good")[i % 2]):
 def test_a_table_is_not_written_over_another_file():
   """Refuses to overwrite the input; resumes a table that `t2t infer` wrote."""
   given, other = tsv("given.tsv", "text", [("a",)]), tsv("other.tsv", "text", [("b",)])
-  with pytest.raises(UserError, match="--output given.tsv: is also the input"):
+  with pytest.raises(UserError, match="--output given.tsv is also the input"):
     table_output.check(given, given)
-  with pytest.raises(UserError, match="--output other.tsv: exists without its rows file other.tsv.rows.jsonl"):
+  with pytest.raises(
+    UserError, match="--output other.tsv exists, but its file of rows other.tsv.rows.jsonl is missing"
+  ):
     table_output.check(other, given)
   pathlib.Path(table_output.rows_path(other)).write_text("")
   table_output.check(other, given)
@@ -118,14 +120,14 @@ def test_columns_are_found(row, kind, texts, label):
     ("review urgent spam", [(*x, i % 3) for i, x in enumerate(sentences())], "text=COLUMN,label=urgent"),
     ("review comment label", [(f"a {i}", f"b {i}", i % 2) for i in ROWS], "may be `review` or `comment`"),
     ("text", [(f"a {i}",) for i in ROWS], "no column looks like a label"),
-    ("Good 1", [(f"a {i}", i % 2) for i in ROWS], "Add a line of names above it"),
+    ("Good 1", [(f"a {i}", i % 2) for i in ROWS], "Add a line with column names above this line"),
     ("text label", sentences(lambda i: "good"), "all labels in column 'label' are 'good'"),
     ("text label", sentences(lambda i: f"l{i}"), "--config.data.labels=text"),
     ("text price", sentences(lambda i: i), "--config.data.labels=number"),
     ("text label", sentences(lambda i: ["Yes", "yes"][i % 2]), "differ only in case"),
     ("text label", sentences(lambda i: "" if i % 3 else i % 2), "line 3"),
     ("text label", sentences(lambda i: i % 3 - 1), "--config.data.labels=-1,0,1"),
-    ("tokens tags", [(f"Ann {i}", "D N") if i != 5 else ("Ann", "D N") for i in ROWS], "line 7: has 1 words"),
+    ("tokens tags", [(f"Ann {i}", "D N") if i != 5 else ("Ann", "D N") for i in ROWS], "line 7: the row has 1 words"),
   ],
 )
 def test_what_is_ambiguous_is_refused_with_what_to_type(header, rows, message):
@@ -139,9 +141,9 @@ def test_what_is_ambiguous_is_refused_with_what_to_type(header, rows, message):
   ("data", "message"),
   [
     ({"columns": "text=txt"}, "did you mean text?"),
-    ({"columns": "txt=text"}, "no role 'txt'; did you mean text?"),
+    ({"columns": "txt=text"}, "unknown role 'txt'; did you mean text?"),
     ({"columns": "text"}, "is not ROLE=COLUMN"),
-    ({"labels": "good"}, "give auto, number"),
+    ({"labels": "good"}, "Give auto, number"),
     ({"labels": "good,god"}, "has the label 'bad'"),
     ({"labels": "a,a"}, "'a' is listed twice"),
   ],
@@ -197,8 +199,8 @@ def test_rows_are_held_out_by_their_text_and_of_each_class():
     (("Good", "good"), "differ only in case"),
     (("so so", "so\u00a0so"), "differ only in white space"),
     (("true", "1"), "have the same value"),
-    (("caf\u00e9", "cafe\u0301"), "look alike but contain other characters"),
-    (("good", "good\u200b"), "look alike but contain other characters"),
+    (("caf\u00e9", "cafe\u0301"), "look alike but contain different characters"),
+    (("good", "good\u200b"), "look alike but contain different characters"),
   ],
 )
 def test_labels_that_look_alike_are_refused(label, alike):
@@ -210,7 +212,7 @@ def test_labels_that_look_alike_are_refused(label, alike):
 def test_tags_of_single_words_are_refused():
   """Refuses one tag per row, which gives classes of words without their sentence, unless the labels are listed."""
   files = tsv("train.tsv", "word tag", [(f"w{i}", "OOB"[i % 3].replace("B", "B-PER")) for i in ROWS])
-  with pytest.raises(UserError, match="a tag for each row, and column 'word' one word"):
+  with pytest.raises(UserError, match="a tag for each row, and column 'word' has one word"):
     find(files)
   assert find(files, "O,B-PER").kind == "class"
 
@@ -230,7 +232,7 @@ def test_what_a_number_or_a_text_cannot_be_measured_by_is_told():
   assert "warning: the number is 0.5 in all" in constant.notes[0]
   rows = [(f"текст {chr(1072 + i % 32)}{i}", "резюме" if i % 2 else "a résumé 2") for i in ROWS]
   notes = load(tsv("b.tsv", "inputs targets", rows), "text").notes
-  assert "have no letter a to z and no digit, and ROUGE reads nothing else" in notes[1]
+  assert "have no letter a to z and no digit. ROUGE reads nothing else" in notes[1]
 
 
 def test_what_comes_behind_a_json_list_is_refused():
@@ -239,7 +241,7 @@ def test_what_comes_behind_a_json_list_is_refused():
   pathlib.Path("train.json").write_text(f"{one}\n")
   assert find("train.json").classes == ("0", "1")
   pathlib.Path("train.json").write_text(f"{one}\n{one}\n")
-  with pytest.raises(UserError, match="train.json, line 2: has text after the end of its list"):
+  with pytest.raises(UserError, match="train.json, line 2: text after the end of the list"):
     find("train.json")
 
 
@@ -263,7 +265,7 @@ def test_a_text_with_two_labels_is_told():
 @pytest.mark.parametrize(
   ("rows", "message"),
   [
-    ([("a", "maybe")], "e.tsv, line 2: label is 'maybe', which is not a class of the training table: bad, good"),
+    ([("a", "maybe")], "e.tsv, line 2: column 'label' contains 'maybe', which is not a class.*: bad, good"),
     ([("this is what I think of 3", "good"), ("x", "bad")], None),
   ],
 )
@@ -281,14 +283,14 @@ def test_the_table_to_measure_on_is_compared(rows, message):
 @pytest.mark.parametrize(
   ("row", "message"),
   [
-    ({"tokens": ["Ann", "saw"], "tags": ["O"]}, "line 41: has 2 words in 'tokens' and 1 tags"),
+    ({"tokens": ["Ann", "saw"], "tags": ["O"]}, "line 41: the row has 2 words in 'tokens' and 1 tags"),
     ({"question": "Who?", "context": "Ann", "answers": "Bob"}, "line 41: the answer 'Bob' is not in 'context'"),
     (
       {"question": "a", "choices": ["a", "b"], "label": 2},
-      "line 41: label is '2', which matches none of the 2 candidates",
+      "line 41: column 'label' contains '2', which matches none of the 2 candidates",
     ),
-    ({"text": ["a"], "label": 0}, "line 41: text is"),
-    ({"text": "a", "score": 1e39}, "line 41: score is 1e\\+39, too large for float32"),
+    ({"text": ["a"], "label": 0}, "line 41: column 'text' contains"),
+    ({"text": "a", "score": 1e39}, "line 41: column 'score' contains 1e\\+39, too large for float32"),
   ],
 )
 def test_a_value_that_cannot_be_used_is_named_with_its_line(row, message):
@@ -365,9 +367,9 @@ def test_names_of_a_datasets_classes_are_kept_in_their_order():
   ("given", "message"),
   [
     ([], "examples is empty"),
-    ([{"text": "a", "label": 1}, "b"], r"examples\[1\] is str"),
-    ({"train": []}, "examples is dict"),
-    ("train.tsv", "examples is str"),
+    ([{"text": "a", "label": 1}, "b"], r"examples\[1\] has type str, not dict"),
+    ({"train": []}, "examples has the unsupported type dict"),
+    ("train.tsv", "examples has the unsupported type str"),
   ],
 )
 def test_examples_that_are_none_are_refused(given, message):
@@ -429,11 +431,11 @@ def numpy_of(example: dict[str, tf.Tensor]) -> dict:
 @pytest.mark.parametrize(
   ("saved", "message"),
   [
-    ("class", "t2t_table='class': must be a mapping"),
-    ({"kind": "class", "texts": ["a"], "label": 3}, "t2t_table.label='3': must be a str"),
-    ({"kind": "class", "texts": [1], "label": "b"}, r"t2t_table.texts='\(1,\)': must be a tuple"),
-    ({"kind": "class", "texts": ["a"]}, "t2t_table.label=.*: must be a str"),
-    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table: has the key 'more'.*upgrade t2t"),
+    ("class", "t2t_table='class' must be a mapping"),
+    ({"kind": "class", "texts": ["a"], "label": 3}, "t2t_table.label='3' must have type str"),
+    ({"kind": "class", "texts": [1], "label": "b"}, r"t2t_table.texts='\(1,\)' must have type tuple"),
+    ({"kind": "class", "texts": ["a"]}, "t2t_table.label=.* must have type str"),
+    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table has the key 'more'.*upgrade t2t"),
   ],
 )
 def test_a_specification_from_another_machine_is_checked(saved, message):
@@ -575,9 +577,11 @@ def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
   (row,) = t2t.load("run").answer([{"words": ["x", "Ann", "y"]}])
   assert len(row["tags"]) == 3 and set(row["tags"]) <= {"O", "B-PER"}
   assert command.main(["eval", "--checkpoint=run", "--workdir=scores"]) == 2
-  assert "config.data.eval_files is empty: --checkpoint" in " ".join(capsys.readouterr().err.split())
+  assert "config.data.eval_files is empty, and the examples that a Python program passed" in " ".join(
+    capsys.readouterr().err.split()
+  )
   more = t2t.config("finetune", init={"checkpoint": str(trained.workdir("encoder_only"))}, train={"steps": 6})
-  with pytest.raises(UserError, match="^examples: .* these are other examples, or in another order. Pass the same"):
+  with pytest.raises(UserError, match="^examples: .* these examples or their order differ. Pass the same"):
     t2t.train(more, "run", examples=[{"words": ["other", "Ann"], "tags": ["O", "B-PER"]}, *rows[1:]]).run()
 
 
@@ -607,10 +611,10 @@ def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
     columns = {name: x for name, x in row(0).items() if name not in ("score", "label")}
     assert list(asker.generate(asker.parse(json.dumps(columns).encode())))[-1]["prediction"] == found[0]["prediction"]
     if row(0).keys() >= {"score"}:
-      with pytest.raises(UserError, match="the request: has 2 text"):
+      with pytest.raises(UserError, match="the request has 2 text"):
         asker.parse(b'{"parts": ["a", "b"]}')
-    with pytest.raises(UserError, match="'inputs' and '.*': both give the text; give only one of them"):
+    with pytest.raises(UserError, match="'inputs' and '.*' both give the text; give only one of these fields"):
       asker.parse(json.dumps({"inputs": "a"} | columns).encode())
     first = next(iter(columns))
-    with pytest.raises(UserError, match=f"{first}: is missing"):
+    with pytest.raises(UserError, match=f"'{first}' is missing"):
       asker.parse(json.dumps(columns | {first: None}).encode())

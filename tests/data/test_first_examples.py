@@ -94,7 +94,7 @@ def check(data, **options):
 @pytest.mark.slow
 def test_a_task_without_training_examples_is_refused(register):
   name = register("empty_train", nothing_of("train"))
-  with pytest.raises(UserError, match=r"empty_train: split 'train' has no example: .* none of the 40 records"):
+  with pytest.raises(UserError, match=r"empty_train: split 'train' has no example, because .* none of the 40 records"):
     check(data_of(name))
 
 
@@ -264,7 +264,7 @@ def test_unknown_tokens_are_counted(register, tmp_path):
   data = dataclasses.replace(data_of(register("unknown")), vocabulary=f"{tmp_path}/vocab.txt")
   found = counts(data)
   assert 0.3 < found.unknown / found.tokens < 0.9
-  assert any("are unknown; the vocabulary lacks part" in note for note in first_examples.notes(found))
+  assert any("are unknown. The vocabulary lacks part" in note for note in first_examples.notes(found))
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def files_of(tmp_path, *texts, **options):
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_corpus_of_one_document_says_that_it_is_held_out(small, tmp_path, objective, copies):
   data = files_of(tmp_path, *["one book in one line. it ends here."] * copies, objective=objective)
-  what = "its only document is" if copies == 1 else "its 3 documents have one text, and are"
+  what = "the only document is" if copies == 1 else "all 3 documents have the same text, and are"
   with pytest.raises(UserError, match=f"{what} held out, .*config.data.eval_files"):
     pipeline.load_task(data)
   (tmp_path / "b.txt").write_text("another book.")
@@ -367,7 +367,7 @@ def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):
   """The error is one line, without TensorFlow's text on its graph."""
   name = register("own_step", lambda dataset: dataset.map(step))
   name = register.mix("own_mix", {name: 1.0, register("other"): 1.0}) if mixed else name
-  with pytest.raises(UserError, match="^own_step: its source or a preprocessor fails: .*" + reason) as raised:
+  with pytest.raises(UserError, match="^own_step: the source or a preprocessor fails: .*" + reason) as raised:
     check(data_of(name))
   assert not any(word in str(raised.value) for word in ("{{", "[[", "Iterator", "\n"))
 
@@ -391,7 +391,7 @@ def test_metrics_that_cannot_be_called_name_their_task(register):
 
 def test_a_data_set_that_is_not_there_names_its_task(register):
   name = register("own_tfds", source=seqio.TfdsDataSource("no_such_data_set:1.0.0"))
-  with pytest.raises(UserError, match=r"^own_tfds: its source \(TfdsDataSource\) fails: "):
+  with pytest.raises(UserError, match=r"^own_tfds: the source \(TfdsDataSource\) fails: "):
     check(data_of(name))
 
 

@@ -303,7 +303,7 @@ def other_options(dataset):
 def test_a_task_without_options():
   """The message lists the features that a head needs, and an alternative."""
   with pytest.raises(
-    UserError, match=r"odd: no head can answer this task\. Its examples have the fields inputs, targets; .*opti"
+    UserError, match=r"odd: no head can answer this task\. The examples have the fields inputs, targets, but .*opti"
   ):
     head_examples.need_of(task(RECORDS, without_options))
 
@@ -337,7 +337,7 @@ def test_more_candidates_than_fit():
   """The message has the number of candidates and a remedy."""
   record = {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0}
   with pytest.raises(
-    tf.errors.OpError, match=r"UserError: config.data.inputs_length=11: too short for an example with 2 candidates"
+    tf.errors.OpError, match=r"UserError: config.data.inputs_length=11 is too short for an example with 2 candidates"
   ):
     examples(task([record], preprocessors.copa), HeadConfig("copa", 1, "choice", reads="first"), length=11)
 
@@ -348,7 +348,7 @@ def test_more_candidates_than_fit():
     (HeadConfig("sure", 3), r"sure is a class head with 3 classes, but odd needs a class head with 2 \(no, yes\)"),
     (HeadConfig("sure", 1, "score"), "sure is a score head with 1 classes"),
     (HeadConfig("sure", 2, labels=("no", "maybe")), r"sure is a class head with 2 classes \(no, maybe\)"),
-    (HeadConfig("other", 2), "odd: the model has no head 'sure' to answer this task; its heads: other"),
+    (HeadConfig("other", 2), "odd: the model has no head 'sure' to answer this task. Heads of the model: other"),
   ],
 )
 def test_a_head_of_another_kind(head, message):
@@ -362,7 +362,10 @@ def test_two_tasks_of_one_name():
   same = head_examples.heads_of([task(), task(name="even")], BERT_LIKE, BYTES)
   assert [head.name for head in same] == ["sure"]
   other = functools.partial(preprocessors.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
-  with pytest.raises(UserError, match="odd and even need different heads with the name 'sure': 2 and 3 classes"):
+  with pytest.raises(
+    UserError,
+    match="odd and even need different heads with the name 'sure'. One head has 2 classes .*, and the other has 3",
+  ):
     head_examples.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)
 
 
@@ -370,7 +373,10 @@ def test_two_tasks_of_one_name():
 @pytest.mark.parametrize(
   ("labels", "message"),
   [
-    ((1, 2, 0), "answers_before: the label 2 is out of range. Correct it .* has 2 classes, numbered from 0: no, yes"),
+    (
+      (1, 2, 0),
+      r"answers_before: the label 2 is out of range, .* has 2 classes, numbered from 0 \(no, yes\). Correct the label",
+    ),
     ((-1, -1, -1), "answers_before: none of the first examples of split 'train' has an answer to learn from. Set"),
   ],
 )

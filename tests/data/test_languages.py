@@ -37,11 +37,17 @@ def test_numbers_of_languages():
 @pytest.mark.parametrize(
   ("named", "message"),
   [
-    ({"a": {"language": "en,"}}, "config.data.sources.a.language=en,: a name is missing beside the comma"),
+    ({"a": {"language": "en,"}}, "config.data.sources.a.language=en,: a language is missing beside the comma"),
     ({"a": {"language": "en,fr"}}, "config.data.sources.a.language=en,fr: two languages are for texts"),
-    ({"a": PAIR | {"language": "en"}}, "language=en: config.data.objective=translation_lm reads .* Give two languages"),
-    ({"a": PAIR | {"language": "en,en"}}, "language=en,en: .* Give two languages"),
-    ({"a": PAIR | {"language": "en,fr"}, "b": {}}, "sources.b: has no language, but a has one. .* give config.data.so"),
+    (
+      {"a": PAIR | {"language": "en"}},
+      "language=en: config.data.objective=translation_lm reads .* needs two languages",
+    ),
+    ({"a": PAIR | {"language": "en,en"}}, "language=en,en: .* needs two languages"),
+    (
+      {"a": PAIR | {"language": "en,fr"}, "b": {}},
+      "sources.b has no language, but config.data.sources.a has a language. .* Give config.data.so",
+    ),
   ],
 )
 def test_languages_that_say_nothing_are_refused(named, message):
@@ -51,7 +57,7 @@ def test_languages_that_say_nothing_are_refused(named, message):
 
 def test_a_language_is_said_of_each_source():
   with pytest.raises(
-    UserError, match="config.data.language=en: has no effect beside config.data.sources. Give .*NAME.language"
+    UserError, match="config.data.language=en has no effect beside config.data.sources. Give .*NAME.language"
   ):
     dataclasses.replace(sources(a={}), language="en").parts()
 
@@ -60,7 +66,9 @@ def test_a_model_has_a_vector_for_each_language():
   each = sources(a={"language": "sw"}, both=PAIR | {"language": "en,fr"}).parts()
   for enough in (0, 1, 3):
     languages.check_model(each, segment_types=enough)
-  with pytest.raises(UserError, match=r"segment_types=2: .* have 3 \(en, fr, sw\)\. Set config.model.segment_types=3"):
+  with pytest.raises(
+    UserError, match=r"segment_types=2: .* have 3 languages \(en, fr, sw\)\. Set config.model.segment_types=3"
+  ):
     languages.check_model(each, segment_types=2)
 
 

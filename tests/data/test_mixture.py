@@ -307,28 +307,36 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
 @pytest.mark.parametrize(
   ("named", "changes", "message"),
   [
-    ({"a": {"rate": -1.0}}, {}, "config.data.sources.a.rate=-1.0: must be at least 0"),
-    ({"a": {"share": 1.5}}, {}, "config.data.sources.a.share=1.5: must be from 0 to 1"),
-    ({"a": {"rate": 1.0, "share": 0.5}}, {}, "config.data.sources.a: has rate=1.0 and share=0.5. Leave one"),
-    ({"a": {"rate": 1.0}, "b": {}}, {}, "config.data.sources.b: has no rate, but a has one. Give every"),
-    ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, because some sources"),
-    ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6; they must be 1"),
-    ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
-    ({"a": {}}, {"repeat_warning_epochs": -1.0}, "config.data.repeat_warning_epochs=-1.0: must be a number of passes"),
-    ({"a": {}}, {"mixing_unit": "bytes"}, "config.data.mixing_unit='bytes': give examples or tokens"),
-    ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give exactly one of them"),
-    ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give exactly one of them"),
-    ({"a": {"files": "", "mixture": "x", "field": "y"}}, {}, "config.data.sources.a.field=y: applies to files only"),
+    ({"a": {"rate": -1.0}}, {}, "config.data.sources.a.rate=-1.0: the value must be at least 0"),
+    ({"a": {"share": 1.5}}, {}, "config.data.sources.a.share=1.5: the value must be from 0 to 1"),
+    ({"a": {"rate": 1.0, "share": 0.5}}, {}, "config.data.sources.a has both rate=1.0 and share=0.5. Leave out"),
+    (
+      {"a": {"rate": 1.0}, "b": {}},
+      {},
+      "config.data.sources.b has no rate, but config.data.sources.a has a rate. Give every",
+    ),
+    ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1, but the sum must be below 1, because some sources"),
+    ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6, but the sum must be 1"),
+    ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: the value must be from 0"),
+    (
+      {"a": {}},
+      {"repeat_warning_epochs": -1.0},
+      "config.data.repeat_warning_epochs=-1.0: the value must be a number of passes",
+    ),
+    ({"a": {}}, {"mixing_unit": "bytes"}, "config.data.mixing_unit='bytes': unknown unit. Give examples or tokens"),
+    ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: exactly one of these keys must be set"),
+    ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: exactly one of these keys must be set"),
+    ({"a": {"files": "", "mixture": "x", "field": "y"}}, {}, "config.data.sources.a.field=y applies only to files"),
     (
       {"a": {}},
       {"files": "x.txt"},
-      "config.data.files=x.txt: has no effect beside config.data.sources. Give config.data.sources.NAME",
+      "config.data.files=x.txt has no effect beside config.data.sources. Give config.data.sources.NAME",
     ),
     ({"a": {}}, {"train_split": "all"}, "config.data.train_split=all: config.data.sources.a reads files"),
     (
       {"a": {}},
       {"cache_dir": "c"},
-      "config.data.cache_dir=c: contains cached tasks, and config.data.sources.a reads files",
+      "config.data.cache_dir=c contains cached tasks, but config.data.sources.a reads files",
     ),
   ],
 )
@@ -350,11 +358,13 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(with_source(data, "b", files="none.txt"))
   name = register("mixed_twice")
   twice = {"x": {"mixture": name, "rate": 1.0}, "y": {"mixture": name, "rate": 1.0}}
-  with pytest.raises(UserError, match="config.data.sources.y: another source already reads mixed_twice"):
+  with pytest.raises(
+    UserError, match="config.data.sources.y reads mixed_twice, but config.data.sources.x already reads this task"
+  ):
     pipeline.load_task(dataclasses.replace(data, sources=twice))
   uncounted = {"a": dataclasses.asdict(data.sources["a"]), "x": {"mixture": name}}
   with pytest.raises(
-    UserError, match="config.data.sources.x: its number of tokens is unknown, but config.data.mixing_unit"
+    UserError, match="config.data.sources.x: the number of tokens is unknown, but config.data.mixing_unit"
   ):
     pipeline.load_task(dataclasses.replace(data, sources=uncounted, mixing_unit="tokens"))
 
@@ -380,19 +390,21 @@ def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
 
 @pytest.mark.parametrize("name", ["en-us", "a b", ""])
 def test_a_source_is_named_as_tasks_are(name):
-  with pytest.raises(UserError, match=f"'{name}': not a valid source name; use letters, digits and _"):
+  with pytest.raises(UserError, match=f"'{name}' is not a valid name; use only letters, digits and _"):
     DataConfig(sources={name: {"files": "x.txt"}})
-  with pytest.raises(UserError, match="a NAME has letters, digits and _"):
+  with pytest.raises(UserError, match="with letters, digits and _ in NAME"):
     override(load_config("tiny_t5"), [f"--config.data.sources.{name}.files=x.txt"])
 
 
 def test_keys_that_there_are_not_are_refused():
   """The error names the nearest key, on the command line and in a file."""
-  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a NAME has .*, a KEY is one of files, .*; nearest: files"):
+  with pytest.raises(UserError, match=r"NAME.KEY=VALUE, with .* in NAME. Known keys: files, .*; nearest: files"):
     override(load_config("tiny_t5"), ["--config.data.sources.en.fils=x"])
-  with pytest.raises(UserError, match="give --config.data.sources.NAME.KEY=VALUE"):
+  with pytest.raises(UserError, match="invalid key. Give --config.data.sources.NAME.KEY=VALUE"):
     override(load_config("tiny_t5"), ["--config.data.sources.en=x"])
-  with pytest.raises(UserError, match="config.data.sources.en.fils: no such key; did you mean files"):
+  with pytest.raises(
+    UserError, match="config.data.sources.en.fils: no such key. Accepted keys: .*; did you mean files"
+  ):
     DataConfig(sources={"en": {"fils": "x"}})
 
 

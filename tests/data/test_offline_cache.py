@@ -164,9 +164,9 @@ def test_where_a_task_is_cached():
   assert split(rekey, place, tokenize) == ([rekey], [tokenize])
   assert split(rekey, tokenize, eos, place) == ([rekey, tokenize, eos], [])
   for steps in [(rekey,), (noise, tokenize), (chunking.random_chunk, tokenize)]:
-    with pytest.raises(UserError, match=r"mine: cannot be cached, .* Put seqio.CacheDatasetPlaceholder\(\)"):
+    with pytest.raises(UserError, match=r"mine cannot be cached, .* Put seqio.CacheDatasetPlaceholder\(\)"):
       split(*steps)
-  with pytest.raises(UserError, match="mine: cannot be cached, .* caching_permitted=False"):
+  with pytest.raises(UserError, match="mine cannot be cached, .* caching_permitted=False"):
     split(tokenize, source=seqio.FunctionDataSource(source._dataset_fn, splits=["train"], caching_permitted=False))
 
 
@@ -290,36 +290,39 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
   """The error gives the missing file and the command that writes the cache."""
   with pytest.raises(
     UserError,
-    match=r"cache_dir=.*: cache_test_pairs is not cached, because .*/COMPLETED does not exist. Write it with `t2t ca",
+    match=r"cache_dir=.*: cache_test_pairs is not cached, because .*/COMPLETED does not exist. "
+    "Write the cache with `t2t ca",
   ):
     check(data)
   write(data)
   check(data)
   with pytest.raises(
-    UserError, match=r"cached with another vocabulary \(359 ids\) than that of its inputs \(309 ids\)"
+    UserError, match=r"cached with another vocabulary \(359 ids\) than the present vocabulary of its inputs \(309 ids\)"
   ):
     check(dataclasses.replace(data, vocabulary="bytes", extra_ids=50))
   with pytest.raises(
-    UserError, match="eval_split=test: config.data.mixture=cache_test_pairs has no such split; choose from train, validation"
+    UserError,
+    match="eval_split=test: config.data.mixture=cache_test_pairs has no such split. Choose from train, validation",
   ):
     check(dataclasses.replace(data, eval_split="test"))
-  with pytest.raises(UserError, match="cache_dir=.*: contains tasks, but config.data.files is set"):
+  with pytest.raises(UserError, match="cache_dir=.* is for registered tasks, but config.data.files is set"):
     check(dataclasses.replace(data, mixture="", files=f"{tmp_path}/*.txt", vocabulary="bytes"))
   folder = pathlib.Path(data.cache_dir) / "cache_test_pairs"
   record = json.loads((folder / "t2t.json").read_text())
   (folder / "t2t.json").write_text(json.dumps(record | {"preprocessors": ["translate", "tokenize"]}))
   with pytest.raises(
-    UserError, match=r"was cached behind translate, tokenize, but now begins with summarize, tokenize\."
+    UserError, match=r"was cached behind translate, tokenize, but the task now begins with summarize, tokenize\."
   ):
     check(data)
   (folder / "t2t.json").write_text(json.dumps(record))
   (folder / "train.tfrecord-00001-of-00004").unlink()
-  with pytest.raises(UserError, match="only 3 of 4 files of split train exist. Copy the whole folder"):
+  with pytest.raises(UserError, match="only 3 of 4 files of split train exist. Copy the whole folder again"):
     check(data)
   (folder / "COMPLETED").unlink()
   with pytest.raises(
     UserError,
-    match="cache_test_pairs is cached only in part, because .* does not exist. Write it with `t2t cache --mixture cac",
+    match="cache_test_pairs is cached only in part, because .* does not exist. "
+    "Write the cache with `t2t cache --mixture cac",
   ):
     check(data)
 
@@ -327,7 +330,8 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
 def test_a_split_that_was_not_cached(data):
   write(data, splits=("train",))
   with pytest.raises(
-    UserError, match=r"cached without validation \(it has train\)\. .*--splits train,validation --over"
+    UserError,
+    match=r"cached without the split validation \(cached splits: train\)\. .*--splits train,validation --over",
   ):
     check(data)
 
@@ -395,7 +399,7 @@ def test_what_is_complete_is_left(data, capsys):
   before = (folder / "t2t.json").read_text()
   code, output, _ = cache(capsys, data, "--splits", "train")
   assert code == 0 and "cache_test_pairs is cached already:" in output and "0 of 1 tasks written" in output
-  assert "cached without split validation. Give --overwrite" in cache(capsys, data)[2]
+  assert "cached without split validation. To cache this split, give --overwrite" in cache(capsys, data)[2]
   other = ("--vocabulary", "bytes", "--extra_ids", "50", "--splits", "train")
   assert "cached with another vocabulary (359 ids) than" in cache(capsys, data, *other)[2]
   assert (folder / "t2t.json").read_text() == before
@@ -418,7 +422,7 @@ def test_what_is_complete_is_left(data, capsys):
 def test_a_failure(data, capsys):
   """A failure is reported in one line and keeps earlier caches; invalid options are rejected first."""
   code, output, error = cache(capsys, data, mixture="cache_test_pairs,cache_test_fails")
-  assert code == 2 and "caching cache_test_fails failed, and starts anew next time: " in error and "on purpose" in error
+  assert code == 2 and "caching cache_test_fails failed: " in error and "on purpose" in error
   assert "cache_test_pairs train: 60 examples" in output
   examples(data)
   with pytest.raises(UserError, match="cache_test_fails is cached only in part"):
@@ -426,9 +430,9 @@ def test_a_failure(data, capsys):
   for options, message in [
     (("--splits", "test"), "--splits test: cache_test_pairs has no such split; choose from train, validation"),
     (("--runner", "NoRunner"), "--runner NoRunner: Unexpected pipeline runner"),
-    (("--extra_ids", "5"), "--extra_ids 5: needs --vocabulary"),
+    (("--extra_ids", "5"), "--extra_ids 5 needs --vocabulary"),
     (("--vocabulary", "/nowhere"), "--vocabulary /nowhere: no such file"),
-    (("--mixture", "cache_test_pair"), "--mixture cache_test_pair: no task or mixture of that name; the nearest are"),
+    (("--mixture", "cache_test_pair"), "--mixture cache_test_pair: no task or mixture has this name. Similar names:"),
   ]:
     code, _, error = cache(capsys, data, *options)
     assert code == 2 and message in error, error

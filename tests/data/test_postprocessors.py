@@ -167,9 +167,9 @@ def test_what_counts_as_no_answer():
 
 def test_a_missing_field_says_what_there_is():
   """A preprocessor that dropped the label."""
-  with pytest.raises(UserError, match="no field 'label'; it has idx, inputs"):
+  with pytest.raises(UserError, match=r"no field 'label' \(fields of the example: idx, inputs"):
     postprocessors.label(("no", "yes"))("no", example(idx=0, inputs="a"), is_target=True)
-  with pytest.raises(UserError, match="no field 'idx'; it has no fields"):
+  with pytest.raises(UserError, match=r"no field 'idx' \(fields of the example: none"):
     postprocessors.multirc()("True")
 
 

@@ -156,7 +156,7 @@ def leave_out(dataset):
     ("build", [wrong_key, *PAIR], TEXTS, [": preprocessor 1 of 4, wrong_key", "KeyError: 'txt'", "text (str"]),
     ("output", PAIR[:1], TEXTS, ["incorrect type for feature 'inputs'", "yield inputs (string, rank 0)"]),
     ("nothing", [leave_out, *PAIR], TEXTS, ["its preprocessors drop all records of the source"]),
-    ("empty", PAIR, [], ["source has no record"]),
+    ("empty", PAIR, [], ["source of the task has no record"]),
   ],
 )
 def test_a_task_that_fails(name, preprocessors, records, messages):

@@ -37,7 +37,9 @@ def test_parts_are_the_other_kinds():
 
 @pytest.mark.parametrize("both", [{}, {"files": "a.txt", "mixture": "b_task"}])
 def test_one_source_is_read(both):
-  with pytest.raises(UserError, match=r"config.data.files='.*' and config.data.mixture='.*': give exactly one of them"):
+  with pytest.raises(
+    UserError, match=r"config.data.files='.*' and config.data.mixture='.*': exactly one of these keys must be set"
+  ):
     run_sources.of(DataConfig(vocabulary="bytes", **both)).load_task()
 
 

@@ -158,8 +158,11 @@ def test_right_answers_are_those_of_the_context():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"answer_starts": [7]}, r"mine: record 'q7': the answer 'Bob' is not in the context at character 7, which has ' Bo' there"),
-    ({"answer_starts": [90]}, r"'Bob' is not in the context at character 90, which has '' there"),
+    (
+      {"answer_starts": [7]},
+      r"mine: record 'q7': the answer 'Bob' is not in the context at character 7. The context has ' Bo' there",
+    ),
+    ({"answer_starts": [90]}, r"'Bob' is not in the context at character 90. The context has '' there"),
     ({"answer_starts": [-4]}, r"'Bob' is not in the context at character -4"),
   ],
 )
@@ -173,7 +176,8 @@ def test_an_answer_that_is_not_in_its_context(fields, message):
 def test_no_room_for_a_window():
   """The length is checked before reading; the suggested length works."""
   with pytest.raises(
-    UserError, match=r"config\.data\.inputs_length=194: too short, because mine reads .*inputs_length=195 or more"
+    UserError,
+    match=r"config\.data\.inputs_length=194 is too short for mine. A context is read .*inputs_length=195 or more",
   ):
     asked([example()], length=194)
   where = dict(answer_starts=[0], answer_texts=["word0"])
@@ -292,7 +296,7 @@ def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, l
         name: row[name].numpy().tolist() for name in features
       }
   with pytest.raises(
-    UserError, match=f"--inputs_length 100: too short, because a context is read in windows.*Give {least} or more"
+    UserError, match=f"--inputs_length 100 is too short. A context is read in windows.*Give {least} or more"
   ):
     head_examples.HeadFeatureConverter(BYTES, architecture, HEAD, 100).check("--inputs_length")
 

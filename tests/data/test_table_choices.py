@@ -93,13 +93,11 @@ def test_what_can_be_read_in_two_ways_is_refused_with_what_to_type(row, typed):
 
 def test_a_label_of_another_kind_is_named_with_its_line():
   message = refused([*(asked(i, WORDS, i % 4) for i in ROWS), asked(99, WORDS, "r")])
-  assert "a.jsonl, line 41: answer is 'r'" in message and "the number of a candidate, from 0" in message
-  assert "line 1: answer is 'x', which matches none of the 4 candidates" in refused(
+  assert "a.jsonl, line 41: column 'answer' contains 'r'" in message and "the number of a candidate, from 0" in message
+  assert "line 1: column 'answer' contains 'x', which matches none of the 4 candidates" in refused(
     asked(i, WORDS, "xyz"[i % 3]) for i in ROWS
   )
-  assert "give auto, or one of these forms of label: 0,1,2,3" in refused(
-    (asked(i, WORDS, i % 4) for i in ROWS), labels="number"
-  )
+  assert "Give auto, or one of: 0,1,2,3 (" in refused((asked(i, WORDS, i % 4) for i in ROWS), labels="number")
 
 
 @hypothesis.settings(max_examples=50, deadline=None)
@@ -128,8 +126,8 @@ def test_an_empty_candidate_does_not_shift_labels():
   assert right_of({**row(i), "label": 2 - i % 2} for i in ROWS) == [["cold", "wet"][i % 2] for i in ROWS]
   assert right_of(({**row(i), "label": "BC"[i % 2]} for i in ROWS), "a.csv") == [["wet", "cold"][i % 2] for i in ROWS]
   message = refused({**row(i), "label": i % 3} for i in ROWS)
-  assert "a.jsonl, line 4: label is '0', but candidate 1 of 3 is empty" in message
-  assert "line 2: answer is '1', but candidate 2 of 3 is empty" in refused(
+  assert "a.jsonl, line 4: column 'label' contains '0', but candidate 1 of 3 is empty" in message
+  assert "line 2: column 'answer' contains '1', but candidate 2 of 3 is empty" in refused(
     asked(i, ["a", None, "b"], i % 3) for i in ROWS
   )
 

@@ -151,14 +151,14 @@ def test_a_table_with_printed_lists():
   found = load(table("a.csv", rows))
   assert found[0].classes == ("0", "3", "7")
   assert every(found)[0]["words"] == ["Ann", "saw", "0"] and every(found)[0]["tags"] == [1, 0, 2]
-  with pytest.raises(UserError, match="a.csv, line 42: tokens is .*'Ann', 'sa"):
+  with pytest.raises(UserError, match="a.csv, line 42: column 'tokens' contains .*'Ann', 'sa"):
     load(table("a.csv", [*rows, {"tokens": "['Ann', 'sa", "ner_tags": "[3 0]"}]))
 
 
 def test_candidates_in_a_cell():
   rows = [{"question": f"What {i}?", "choices": ("['a b' 'c']", "['a b', 'c']")[i % 2], "label": i % 2} for i in ROWS]
   assert {tuple(row["candidates"]) for row in every(load(table("a.csv", rows)))} == {("a b", "c")}
-  with pytest.raises(UserError, match="a.csv, line 42: choices"):
+  with pytest.raises(UserError, match="a.csv, line 42: column 'choices'"):
     load(table("a.csv", [*rows, {"question": "What?", "choices": "['a b', 'c", "label": 0}]))
 
 
@@ -176,7 +176,7 @@ def test_padding_is_no_tag(mark):
 
 def test_words_that_are_null_are_refused():
   rows = [{"tokens": ["Ann", str(i)], "tags": ["B-PER", "O"]} for i in ROWS]
-  with pytest.raises(UserError, match="a.jsonl, line 41: tokens is .*without null"):
+  with pytest.raises(UserError, match="a.jsonl, line 41: column 'tokens' contains .*without null"):
     load(jsonl("a.jsonl", [*rows, {"tokens": ["Ann", None], "tags": ["B-PER", "O"]}]))
 
 
@@ -209,7 +209,7 @@ def test_numbers_are_classes_by_their_value():
   for other in (lambda i: i % 4 + 1, lambda i: f"{i % 4 + 1}.00"):
     found = load(files, eval_files=table("e.csv", labelled(other, "stars")))
     assert [row["targets"] for row in found[1].held_out[:4]] == ["1.0", "2.0", "3.0", "4.0"]
-  with pytest.raises(UserError, match="e.csv, line 2: stars is '0', which is not a class"):
+  with pytest.raises(UserError, match="e.csv, line 2: column 'stars' contains '0', which is not a class"):
     load(files, eval_files=table("e.csv", labelled(lambda i: 0, "stars")))
   given = load(files, "1,2,3,4,5")
   assert {row["label"] + 1 == float(row["key"].split()[-1]) % 5 + 1 for row in every(given)} == {True}
@@ -235,11 +235,11 @@ def test_one_mark_makes_no_classes_of_numbers(mark):
   [
     (lambda i: f"{i % 4},5", "column 'score' has '.,5' .*0.5 and not 0,5"),
     (lambda i: f"1,{i:03d}.5" if i > 30 else i / 8, "no commas between thousands"),
-    (lambda i: "1e400" if i == 3 else i / 8, "a.csv, line 5: score is '1e400', not a number"),
-    (lambda i: "much" if i == 3 else i / 8, "a.csv, line 5: score is 'much', not a number"),
+    (lambda i: "1e400" if i == 3 else i / 8, "a.csv, line 5: column 'score' contains '1e400', not a number"),
+    (lambda i: "much" if i == 3 else i / 8, "a.csv, line 5: column 'score' contains 'much', not a number"),
     (
       lambda i: "none" if i % 3 else i % 2,
-      "have the score none, .* if it is a class, give --config.data.labels=none,0",
+      "have none in column 'score', .* If none is a class, give --config.data.labels=none,0",
     ),
   ],
 )
@@ -273,7 +273,9 @@ def test_a_text_to_be_written_is_no_mark(target):
 
 @pytest.mark.parametrize("label", [["joy", "anger"], [1, 0, 0], {"a": 0}, ["joy"], "['joy', 'anger']", "[1 0 0]"])
 def test_several_labels_in_a_row_are_refused(label):
-  with pytest.raises(UserError, match="a.jsonl, line 4: label is .* several labels in a row are not supported"):
+  with pytest.raises(
+    UserError, match="a.jsonl, line 4: column 'label' contains .* several labels in a row are not supported"
+  ):
     load(jsonl("a.jsonl", labelled(lambda i: label if i == 3 else "ab"[i % 2])))
 
 
@@ -281,7 +283,7 @@ def test_several_labels_in_a_row_are_refused(label):
 def test_digits_that_are_no_numbers(digit):
   files = jsonl("a.jsonl", labelled(lambda i: "ab"[i % 2]))
   for labels in ("auto", "a,b"):
-    with pytest.raises(UserError, match=f"e.jsonl, line 1: label is '{digit}', which is not a class"):
+    with pytest.raises(UserError, match=f"e.jsonl, line 1: column 'label' contains '{digit}', which is not a class"):
       load(files, labels, eval_files=jsonl("e.jsonl", labelled(lambda i: digit)))
   with pytest.raises(UserError, match=f"has the label '{digit}'"):
     load(jsonl("b.jsonl", labelled(lambda i: (digit, "c")[i % 2])), "a,b")
@@ -301,7 +303,7 @@ def test_a_key_that_a_json_row_lacks_is_an_empty_cell():
   found = load(jsonl("a.jsonl", rows))
   (note,) = [note for note in found[1].notes if "left out" in note]
   assert "1 without a label in 'label' (the first: a.jsonl, line 1)" in note and "a.jsonl, line 6" in note
-  with pytest.raises(UserError, match="e.jsonl, line 1: has no column 'label'"):
+  with pytest.raises(UserError, match="e.jsonl, line 1: no column 'label'"):
     load("a.jsonl", eval_files=jsonl("e.jsonl", [{"text": "x"}, {"text": "y"}]))
 
 
@@ -330,7 +332,7 @@ def test_binary_text_of_parquet_is_text():
   with pytest.raises(UserError, match="a.parquet, record 1: column 'image' is binary and not UTF-8"):
     list(jsonl_io.read("a.parquet", field="image"))
   pa.parquet.write_table(pa.table({"text": texts, "label": [b"\xff", b"\xfe"] * 20}), "b.parquet")
-  with pytest.raises(UserError, match="b.parquet, record 1: label is binary and not UTF-8"):
+  with pytest.raises(UserError, match="b.parquet, record 1: column 'label' contains bytes that are not UTF-8"):
     load("b.parquet")
 
 

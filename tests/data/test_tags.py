@@ -178,7 +178,10 @@ def test_a_task_of_tags():
 def test_an_unknown_tag():
   """Which, and how many there are."""
   records = tf.data.Dataset.from_tensors({"tokens": ["a"], "ner": [5]})
-  with pytest.raises(tf.errors.OpError, match="UserError: ner: a word has the tag 5, but there are only 5: O, B-PER"):
+  with pytest.raises(
+    tf.errors.OpError,
+    match="UserError: ner: a word has the tag 5, but there are only 5 tags, numbered from 0: O, B-PER",
+  ):
     list(preprocessors.tagged(records, words="tokens", tags="ner", names=NAMES, prefix="ner"))
 
 
@@ -273,8 +276,11 @@ def test_word_accuracy():
 @pytest.mark.parametrize(
   ("names", "message"),
   [
-    (("O", "B-PER", "NOUN"), "NOUN does not begin with B- or I-, but B-PER does. Give all tags B- or I-, except O"),
-    (("DET", "PROPER NOUN"), "tag 'PROPER NOUN': a tag must not contain white space"),
+    (
+      ("O", "B-PER", "NOUN"),
+      "NOUN does not begin with B- or I-, but B-PER does. Begin all tags except O with B- or I-",
+    ),
+    (("DET", "PROPER NOUN"), "tag 'PROPER NOUN' contains white space"),
   ],
 )
 def test_tags_of_two_kinds_are_refused(names, message):

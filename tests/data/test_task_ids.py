@@ -131,7 +131,7 @@ def test_numbers_stay_where_others_are_read(typed, tmp_path):
     (["--config.pals.tasks=news,poems,news"], "config.pals.tasks=news,poems,news: 'news' occurs twice"),
     (
       ["--config.pals.tasks=news,poems", "--config.pals.size=200"],
-      "size=200: not divisible by config.pals.heads=12. Set it to 192 or 204",
+      "size=200 is not divisible by config.pals.heads=12. Set config.pals.size to 192 or 204",
     ),
     (["--config.pals.tasks=news,poems", "--config.pals.heads=0"], "config.pals.heads=0: must be at least 1"),
     (["--config.pals.tasks=" + ",".join(f"t{i}" for i in range(128))], "128 tasks, but at most 127 are possible"),

@@ -92,7 +92,7 @@ def test_of_several_tasks_one_is_named():
   several = source("encoder_decoder", mixture="glue_mnli,docs_summary")
   assert prompt_builder.tasks_with_prefixes(several) == ("docs_summary", "glue_mnli")
   assert prompt_builder.prefix(select_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
-  with pytest.raises(UserError, match="was not trained on it. Give one of: docs_summary, glue_mnli"):
+  with pytest.raises(UserError, match="was not trained on this task. Give one of: docs_summary, glue_mnli"):
     select_task.choose(several, "cola", where="--task")
 
 

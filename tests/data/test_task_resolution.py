@@ -95,7 +95,7 @@ def test_a_mixture_among_several_gives_its_tasks():
   [
     (
       "super_glue_cb,super_glue_cbb",
-      r"mixture=super_glue_cbb: no task or mixture of that name; the nearest are",
+      r"mixture=super_glue_cbb: no task or mixture has this name. Similar names:",
     ),
     (
       "super_glue_cb,docs_causal_lm",
@@ -125,14 +125,14 @@ def test_good_data_passes(data):
   [
     (
       {"mixture": "super_glue_cb,docs_span_corruption"},
-      r"docs_span_corruption has no number of examples.* its source num_input_examples=\{'train': NUMBER\}",
+      r"docs_span_corruption has no number of examples.* the source num_input_examples=\{'train': NUMBER\}",
     ),
     (
       {"train_split": "train16"},
-      r"has no split 'train16', because there is no file .*/CB/train16\.jsonl; its splits are",
+      r"has no split 'train16', because there is no file .*/CB/train16\.jsonl. Known splits:",
     ),
     ({"eval_split": "test"}, r"has no split 'test', because there is no file .*/CB/test\.jsonl"),
-    ({"mixture": "super_glue"}, r"has no folder BoolQ for super_glue_boolq; it contains CB, COPA"),
+    ({"mixture": "super_glue"}, r"has no folder 'BoolQ' for super_glue_boolq \(found: CB, COPA"),
     (
       {"mixture": "super_glue_cb", "benchmark_dirs": {"superglue": "/no/such"}},
       r"benchmark_dirs\.superglue=/no/such: no such folder",
@@ -143,15 +143,15 @@ def test_good_data_passes(data):
     ),
     (
       {"benchmark_dirs": {"conll": "x"}},
-      r"benchmark_dirs\.conll=x: no task of .* reads this folder; its tasks read superglue$",
+      r"benchmark_dirs\.conll=x: no task of .* reads this folder\. Known keys: superglue\.$",
     ),
     (
       {"mixture": "docs_span_corruption", "benchmark_dirs": {"squad": "x"}},
-      r"mixture=docs_span_corruption reads this folder; its tasks read no such folder",
+      r"mixture=docs_span_corruption reads this folder\. Leave the key out",
     ),
     (
       {"mixture": "", "files": "*.txt"},
-      r"benchmark_dirs\.superglue=.*: contains tasks, but config\.data\.files is set",
+      r"benchmark_dirs\.superglue=.* is for registered tasks, but config\.data\.files is set",
     ),
   ],
 )
@@ -172,7 +172,7 @@ def test_different_vocabularies():
 def test_a_bad_line_is_found_before_training(data, folder):
   """The error names the line in training or validation."""
   (folder / "COPA" / "val.jsonl").write_text('{"premise": "p"}\n')
-  with pytest.raises(UserError, match=r"val\.jsonl, line 1: has no field 'choice1'"):
+  with pytest.raises(UserError, match=r"val\.jsonl, line 1: no field 'choice1'"):
     check(data)
 
 
@@ -267,13 +267,13 @@ def test_tasks_by_short_names(data, mixture, names, found):
 @pytest.mark.parametrize(
   ("mixture", "name", "message"),
   [
-    ("super_glue_rte,glue_rte", "rte", r"eval\.tasks: rte may be .*_rte or .*_rte\. Give the whole name"),
+    ("super_glue_rte,glue_rte", "rte", r"eval\.tasks: rte matches several tasks: .*_rte, .*_rte\. Give the whole name"),
     (
       "super_glue",
       "super_glue_cd",
-      r"no such task; did you mean super_glue_cb\? choose from super_glue_boolq,",
+      r"is not a task; did you mean super_glue_cb\? Choose from super_glue_boolq,",
     ),
-    ("squad", "nonsense", r"nonsense: no such task; choose from squad"),
+    ("squad", "nonsense", r"nonsense is not a task\. Choose from squad"),
     ("", "cb", r"config\.data\.mixture is empty"),
   ],
 )
@@ -423,6 +423,6 @@ def test_a_task_that_comes_with_t2t_is_named_with_its_module():
   program = "from t2t.data import task_resolution; task_resolution.named('udpos', modules=())"
   told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
   assert (
-    "mixture=udpos: this task is in t2t.tasks.udpos, which is not imported. Add the module to config.data.task_modules"
-    in told
+    "mixture=udpos: this task is in t2t.tasks.udpos, but t2t.tasks.udpos is not "
+    "imported. Add t2t.tasks.udpos to config.data.task_modules" in told
   )

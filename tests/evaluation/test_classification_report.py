@@ -49,7 +49,7 @@ def test_items_without_a_gold_label_are_left_out_and_counted():
 def test_what_cannot_be_compared_is_refused():
   with pytest.raises(ValueError, match="2 targets and 1 predictions"):
     report_of([0, 1], [0], LABELS)
-  with pytest.raises(ValueError, match="target 1: 'cow' is not a label; labels are cat"):
+  with pytest.raises(ValueError, match="target 1: 'cow' is not a label; give one of cat"):
     report_of(["cat", "cow"], [0, 0], LABELS)
   with pytest.raises(ValueError, match="'a' occurs twice"):
     report_of([0], [0], ("a", "a"))

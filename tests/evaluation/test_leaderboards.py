@@ -153,7 +153,7 @@ def test_what_stood_there_stays_until_the_new_zip_is_whole(tmp_path):
   path = tmp_path / "glue.zip"
   leaderboards.write(path, {"glue_rte": [row(0, 1)]})
   before = path.read_bytes()
-  with pytest.raises(UserError, match="glue_rte: two predictions for the example with idx 4"):
+  with pytest.raises(UserError, match="glue_rte: the example with idx 4 has two predictions"):
     leaderboards.write(path, {"glue_cola": [row(0, 1)], "glue_rte": [row(4, 1), row(3, 0), row(4, 1)]})
   assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
   leaderboards.write(path, {"glue_rte": [row(0, 0)]})
@@ -164,7 +164,7 @@ def test_no_answer_is_written_twice(tmp_path):
   """In MultiRC all three indices identify an answer, so equal answers of two questions are different."""
   rows = [row([0, 0, 1], {"value": 1}), row([0, 1, 1], {"value": 1})]
   assert len(written(tmp_path, "super_glue_multirc", rows)[1]) == 1
-  with pytest.raises(UserError, match=r"super_glue_multirc: two predictions for the example with idx \[0, 1, 1\]"):
+  with pytest.raises(UserError, match=r"super_glue_multirc: the example with idx \[0, 1, 1\] has two predictions"):
     leaderboards.write(tmp_path / "a.zip", {"super_glue_multirc": [*rows, rows[1]]})
 
 

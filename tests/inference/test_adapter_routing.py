@@ -79,11 +79,11 @@ def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, o
 @pytest.mark.parametrize(
   ("arguments", "line", "message"),
   [
-    ([], {"adapter": "law"}, "line 1: selects the adapter 'law', but none is loaded; give --adapter law=RUN"),
-    (["--adapter", "law"], {}, "--adapter law: is not NAME=RUN"),
+    ([], {"adapter": "law"}, "line 1 selects the adapter 'law', but no adapter is loaded; give --adapter law=RUN"),
+    (["--adapter", "law"], {}, "--adapter law does not have the form NAME=RUN"),
     (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: the name a belongs to A already"),
-    (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': unknown name; known are a"),
-    (["--adapter", "a=A"], {"adapter": 3}, "line 1: adapter '3': unknown name; known are a"),
+    (["--adapter", "a=A"], {"adapter": "b"}, "line 1: unknown adapter 'b'. Known adapters: a"),
+    (["--adapter", "a=A"], {"adapter": 3}, "line 1: unknown adapter '3'. Known adapters: a"),
   ],
 )
 def test_what_names_no_adapter_is_refused(arguments, line, message, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_a_request_names_its_adapter():
       assert found["prediction"] == alone["prediction"] and found["score"] == pytest.approx(alone["score"], rel=1e-3)
       scores.append(found["score"])
     assert len(set(scores)) == 3
-  with pytest.raises(UserError, match="the request: adapter 'd': unknown name; known are a, b, c"):
+  with pytest.raises(UserError, match="the request: unknown adapter 'd'. Known adapters: a, b, c"):
     service.parse(b'{"inputs": "x", "adapter": "d"}')
 
 

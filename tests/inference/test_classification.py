@@ -216,7 +216,7 @@ def test_a_model_that_writes_answers_by_its_head(run, tmp_path):
   assert {"prediction": None, "score": None, "error": "empty line"}.items() <= rows[1].items()
   assert list(rows[0]["probabilities"]) == ["no", "yes"] and rows[0]["inputs"] == texts[0]
   code, _, said = run(checkpoint, LINES["pair"])
-  assert code == 2 and "line 1: has several 'parts'" in said
+  assert code == 2 and "line 1 has several 'parts'" in said
 
 
 @pytest.mark.exhaustive
@@ -257,14 +257,22 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
 @pytest.mark.parametrize(
   ("line", "others", "message"),
   [
-    ({"inputs": "a"}, ("--head=copa",), "line 1: has no 'candidates' for the head copa"),
-    ({"inputs": "a", "candidates": "b"}, ("--head=copa",), "line 1: field 'candidates' is \"b\"; give a list"),
-    ({"inputs": "a", "candidates": []}, ("--head=copa",), "line 1: field 'candidates' is []; give a list"),
-    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1: has 40 'candidates', but 72 tokens"),
-    ({"parts": ["a", 3]}, ("--head=pair",), "line 1: field 'parts' is [\"a\", 3]; give a list"),
-    ({"text": "a"}, ("--head=pair",), "line 1: has no field 'inputs'"),
+    ({"inputs": "a"}, ("--head=copa",), "line 1 has no field 'candidates' for the head copa"),
+    (
+      {"inputs": "a", "candidates": "b"},
+      ("--head=copa",),
+      "line 1: field 'candidates' is \"b\", not a list of texts; give a list",
+    ),
+    (
+      {"inputs": "a", "candidates": []},
+      ("--head=copa",),
+      "line 1: field 'candidates' is [], not a list of texts; give a list",
+    ),
+    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1 has 40 'candidates', more than the "),
+    ({"parts": ["a", 3]}, ("--head=pair",), "line 1: field 'parts' is [\"a\", 3], not a list of texts; give a list"),
+    ({"text": "a"}, ("--head=pair",), "line 1 has no field 'inputs'"),
     ({"inputs": "a"}, (), "has several heads; give --head with one of "),
-    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: unknown in --checkpoint"),
+    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: --checkpoint"),
     ({"inputs": "a"}, ("--head=pair", "--beam=4"), "predicts with a head and generates no text"),
     ({"inputs": "a"}, ("--head=pair", "--top=4"), "fills no blanks"),
     (
@@ -272,7 +280,7 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
       ("--head=pair", "--inputs_length=100"),
       "--inputs_length 100: the model has only 80",
     ),
-    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of its 91 tokens do not fit (limit: 72 tokens)"),
+    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of the 91 tokens do not fit (limit: 72 tokens)"),
   ],
 )
 def test_what_cannot_be_asked(line, others, message, several, run, tmp_path):
@@ -398,4 +406,4 @@ def test_replaced_tokens_are_no_fillings(run, tmp_path):
   config["model"] |= {"heads": [{"name": "replaced", "num_classes": 1, "kind": "detector"}]}
   path.write_text(json.dumps(config))
   code, _, said = run(copy, ["[MASK]"], name="in.txt")
-  assert code == 2 and "is a discriminator: it detects replaced tokens" in said
+  assert code == 2 and "is a discriminator, which detects replaced tokens" in said

@@ -96,7 +96,8 @@ def test_a_decoder_checks_lengths_and_streams(unmasking):
   with pytest.raises(UserError, match="max_length=9: at most 8 positions are unmasked"):
     make_predictor(config, graphdef, max_length=9)
   with pytest.raises(
-    UserError, match="config.model.decoder=unmasking: cannot stream, because it does not generate from left to right"
+    UserError,
+    match="config.model.decoder=unmasking cannot stream, because this decoder does not generate from left to right",
   ):
     decoding.make_stream(graphdef, config, decoding.DecodeConfig(4), eos_id=1, tokens_per_call=1)
 

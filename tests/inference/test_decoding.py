@@ -451,16 +451,19 @@ def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    (dict(max_length=0), "max_length=0: must be at least 1"),
-    (dict(num_beams=0), "num_beams=0: must be at least 1"),
-    (dict(temperature=-0.5), "temperature=-0.5: must be at least 0"),
-    (dict(temperature=float("nan")), "temperature=nan: must be a finite number"),
-    (dict(top_k=-1), "top_k=-1: must be at least 0"),
-    (dict(temperature=1.0, top_p=0.0), "top_p=0.0: must be above 0 and at most 1"),
-    (dict(temperature=1.0, top_p=1.5), "top_p=1.5: must be above 0"),
-    (dict(length_penalty_form="gmnt"), "length_penalty_form='gmnt': known are gnmt, power.*did you mean gnmt"),
+    (dict(max_length=0), "max_length=0 must be at least 1"),
+    (dict(num_beams=0), "num_beams=0 must be at least 1"),
+    (dict(temperature=-0.5), "temperature=-0.5 must be at least 0"),
+    (dict(temperature=float("nan")), "temperature=nan must be a finite number"),
+    (dict(top_k=-1), "top_k=-1 must be at least 0"),
+    (dict(temperature=1.0, top_p=0.0), "top_p=0.0 must be above 0 and at most 1"),
+    (dict(temperature=1.0, top_p=1.5), "top_p=1.5 must be above 0"),
+    (
+      dict(length_penalty_form="gmnt"),
+      "length_penalty_form='gmnt': unknown value. Known values: gnmt, power.*did you mean gnmt",
+    ),
     (dict(num_beams=4, temperature=0.7), "num_beams=4 and temperature=0.7: beam search does not sample"),
-    (dict(top_k=5), "top_k=5 and temperature=0.0: needs sampling; set temperature=1"),
+    (dict(top_k=5), "top_k=5 needs sampling, but temperature=0.0 turns sampling off; set temperature=1"),
   ],
 )
 def test_bad_options_are_refused(options, message):
@@ -488,7 +491,9 @@ def test_positions_that_were_not_learned_are_refused():
   """
   gpt, t5 = toy.KINDS["gpt2"], toy.KINDS["shared_everything"]  # 40 positions
   decoding.check_positions(gpt, 30, 11)
-  with pytest.raises(UserError, match="max_length=12 after a prompt of 30 tokens: .* 40 positions .* max_length=11"):
+  with pytest.raises(
+    UserError, match="max_length=12 and a prompt of 30 tokens need 41 positions, .* 40 positions .* max_length=11"
+  ):
     decoding.check_positions(gpt, 30, 12)
   with pytest.raises(UserError, match="shorten the prompt to at most 40 tokens"):
     decoding.check_positions(gpt, 41, 1)

@@ -196,34 +196,38 @@ def test_a_line_without_a_context_or_a_question(marked, run):
 @pytest.mark.parametrize(
   ("line", "others", "message"),
   [
-    ({"words": []}, ("--head=ner",), "line 1: field 'words' is []; give a list of texts"),
-    ({"words": ["a", 3]}, ("--head=ner",), "line 1: field 'words' is [\"a\", 3]; give a list of texts"),
+    ({"words": []}, ("--head=ner",), "line 1: field 'words' is [], not a list of texts"),
+    ({"words": ["a", 3]}, ("--head=ner",), "line 1: field 'words' is [\"a\", 3], not a list of texts"),
     (
       {"inputs": "b a", "words": ["a", "b"]},
       ("--head=ner",),
-      "line 1: its text does not contain all 'words' in order",
+      "line 1: the text does not contain all 'words' in order",
     ),
-    ({"inputs": "a", "tags": [0]}, ("--head=ner",), "line 1: has a field 'tags', which is reserved for the output"),
+    (
+      {"inputs": "a", "tags": [0]},
+      ("--head=ner",),
+      "line 1 has the field 'tags', but this name is reserved for the output",
+    ),
     (
       {"parts": ["a"]},
       ("--head=ner",),
-      "a tag head reads one text, 'inputs', or a list, 'words'",
+      "a tag head reads the text 'inputs' or the list 'words'",
     ),
-    ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit (limit: 256 tokens)"),
+    ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of the 301 tokens do not fit (limit: 256 tokens)"),
     ({"inputs": "a"}, ("--head=ner", "--no_answer=yes"), "--no_answer yes: ner is a tag head"),
-    ({"context": "a"}, ("--head=span",), "line 1: has no field 'question'"),
-    ({"question": "a"}, ("--head=span",), "line 1: has no 'context' for the head span; give a .jsonl file"),
+    ({"context": "a"}, ("--head=span",), "line 1 has no field 'question'"),
+    ({"question": "a"}, ("--head=span",), "line 1 has no field 'context' for the head span; give an object like"),
     ({"question": "a", "context": ["b"]}, ("--head=span",), "line 1: field 'context' is [\"b\"], not a string"),
-    ({"question": "a", "context": "b", "best": 1}, ("--head=span",), "line 1: has a field 'best'"),
+    ({"question": "a", "context": "b", "best": 1}, ("--head=span",), "line 1 has the field 'best'"),
     (
       {"question": "a" * 80, "context": "b"},
       ("--head=span", "--strict"),
-      "line 1: 16 of its 83 tokens do not fit (limit: 64 tokens of the question)",
+      "line 1: 16 of the 83 tokens do not fit (limit: 64 tokens of the question)",
     ),
     (
       {"question": "a", "context": "b"},
       ("--head=span", "--inputs_length=194"),
-      "--inputs_length 194: too short, because a context is read",
+      "--inputs_length 194 is too short. A context is read",
     ),
   ],
 )
@@ -283,12 +287,15 @@ def test_the_page_is_answered_as_a_line(marked, run):
     assert found["score"] == pytest.approx(row["score"], rel=1e-4)
     assert found["prediction"] == row["prediction"] or head == "ner" and found["tags"] == row["tags"]
   for fields, message in (
-    ({"question": "Who?"}, "the request: has no 'context'"),
-    ({"context": "Bob."}, "question: is empty; give a text"),
+    ({"question": "Who?"}, "the request has no field 'context'"),
+    ({"context": "Bob."}, "'question' is missing; give a text"),
     ({"question": "Who?", "context": 3}, "field 'context' is 3, not a string"),
-    ({"question": "Who?", "context": "Bob.", "inputs": "a"}, "'inputs': unknown field; known are question, context"),
+    (
+      {"question": "Who?", "context": "Bob.", "inputs": "a"},
+      "'inputs' is an unknown field; give one of question, context",
+    ),
   ):
     with pytest.raises(UserError, match=message):
       extractor.parse(json.dumps(fields).encode())
-  with pytest.raises(UserError, match="empty context: give the text with the answer"):
+  with pytest.raises(UserError, match="the request: empty context; give the text that contains the answer"):
     list(extractor.generate(extractor.parse(b'{"question": "Who?", "context": " "}')))

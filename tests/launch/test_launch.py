@@ -36,7 +36,7 @@ def cloud(tmp_path, monkeypatch):
     (
       "tpu-vm --name base --type v5p-32 --zone us-central1-a",
       "gke --name b --type v4-8 --image x --slices 2",
-      "several slices only of several machines each",
+      "each of several slices needs several machines",
     ),
     ("gs://bucket/base", "runs/base", "Give a path in a bucket"),
     ("gs://bucket/base", "gs://bucket", "Give a path in a bucket"),
@@ -72,7 +72,7 @@ def cloud(tmp_path, monkeypatch):
     ("-- train", "-- trian", "did you mean train?"),
     ("-- train", "-- launch", "not a t2t command"),
     ("--name base", "--name Base_1", "small letters"),
-    ("-- train", "status -- train", "give one of the two"),
+    ("-- train", "status -- train", "Give one of the two"),
     ("--type", "--slices 0 --type", "at least 1"),
     ("--type", "--wheel own.txt --type", "not a wheel of t2t"),
     ("tpu-vm", "tpu", "did you mean tpu-vm?"),

@@ -163,7 +163,7 @@ def test_looking_after(cloud, capfd):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    (("runs/base", "/tmp/base"), "each node has its own folder there"),
+    (("runs/base", "/tmp/base"), "each node has its own such folder"),
     (("--nodes 2", "--nodes 2 --time tomorrow"), "--time tomorrow"),
   ],
 )

@@ -210,7 +210,7 @@ def test_preempted_too_often(cloud, capfd):
   """After --restarts it ends, and nothing that costs is left."""
   cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("SUSPENDED"))
   assert cloud.launch(LAUNCH.replace("v5p-32", "v5p-32 --restarts 0")) == 2
-  assert "gs://bucket/base; the same command again resumes from it" in capfd.readouterr().err
+  assert "resume from the last checkpoint in gs://bucket/base." in capfd.readouterr().err
   assert "delete" in cloud.calls[-1]
 
 
@@ -286,7 +286,7 @@ def test_what_is_read_is_looked_for_in_the_bucket(cloud, capfd):
   cloud.on("storage ls gs://bucket/spiece.model", (1, "", "One or more URLs matched no objects."))
   assert cloud.launch(f"{LAUNCH} {names}") == 2
   said = capfd.readouterr().err
-  assert "config.data.vocabulary=gs://bucket/spiece.model: is not in the bucket" in said
+  assert "config.data.vocabulary=gs://bucket/spiece.model is not in the bucket" in said
   assert not [call for call in cloud.calls if "queued-resources" in call]
 
 
@@ -361,7 +361,8 @@ def test_all_are_listed(cloud, capfd):
   assert capfd.readouterr().out == f"{line}Cloud TPU:\n{line}"
   assert cloud.launch("delete") == 2
   told = capfd.readouterr()
-  assert told.out == f"Cloud TPU:\n{line}" and "delete: no name. Give `t2t launch delete NAME`" in told.err
+  assert told.out == f"Cloud TPU:\n{line}"
+  assert "delete needs the name of a job. Run `t2t launch delete NAME`" in told.err
 
 
 def test_looking_after(cloud, capfd):

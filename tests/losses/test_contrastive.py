@@ -271,7 +271,7 @@ def test_two_texts_in_one_row():
   ]
   (cut,) = made(9, first=[[3] * 7], second=[[6] * 7])
   assert cut["inputs"] == [101, 3, 3, 102, 101, 6, 6, 102]
-  with pytest.raises(UserError, match="config.data.inputs_length=5: too short .*inputs_length=6 or more"):
+  with pytest.raises(UserError, match="config.data.inputs_length=5 is too short .*inputs_length=6 or more"):
     made(5, first=[[3]], second=[[6]])
 
 
@@ -323,11 +323,11 @@ def config_of(*arguments, name="tiny_simcse"):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("--config.model.heads=()",), "has none; give config.model.heads={"),
+    (("--config.model.heads=()",), "has none. Give config.model.heads={"),
     (("--config.data.pack=True",), "config.data.pack=True: config.train.loss=contrastive compares one pair"),
     (("--config.contrastive.temperature=0.0",), "config.contrastive.temperature=0.0: must be above 0"),
     (("--config.contrastive.margin=-0.1",), "config.contrastive.margin=-0.1: must be 0 or more"),
-    (("--config.contrastive.similarity=euclid",), "similarity=euclid: no such similarity; give cosine or dot"),
+    (("--config.contrastive.similarity=euclid",), "similarity=euclid: unknown similarity. Known values: cosine, dot"),
     (("--config.train.batch_size=1",), "config.train.batch_size=1: a pair needs other pairs of the batch as negatives"),
     (("--config.train.microbatches=2",), "the loss contrastive compares all rows of a batch"),
   ],
@@ -347,10 +347,13 @@ def test_what_cannot_be_compared_is_refused(arguments, message):
     ),
     (
       ("--config.train.loss=cross_entropy",),
-      "docs_same_text_twice: its examples are pairs of texts, but config.train",
+      "docs_same_text_twice: the examples are pairs of texts, but config.train",
     ),
-    (("--config.model.dropout_rate=0.0",), "config.model.dropout_rate=0.0: only dropout makes two different vectors"),
-    (("--config.model.broadcast_dropout=True",), "config.model.broadcast_dropout=True: only dropout makes"),
+    (("--config.model.dropout_rate=0.0",), "config.model.dropout_rate=0.0: the two vectors of a text would be equal"),
+    (
+      ("--config.model.broadcast_dropout=True",),
+      "config.model.broadcast_dropout=True: the two vectors of a text would be",
+    ),
   ],
 )
 def test_data_and_loss_must_fit(arguments, message):

@@ -233,17 +233,17 @@ def test_evaluation_draws_the_same_again():
 @pytest.mark.parametrize(
   ("section", "changed", "message"),
   [
-    ("electra", {"mlp_dim": 9_999}, "config.electra.mlp_dim=9999: the generator must not be larger"),
+    ("electra", {"mlp_dim": 9_999}, "config.electra.mlp_dim=9999: must be from 1 to the discriminator's"),
     ("electra", {"num_heads": 0}, "config.electra.num_heads=0"),
-    ("model", {"heads": ()}, "config.model.heads has no detector 'replaced' with one score, but none"),
+    ("model", {"heads": ()}, "a detector 'replaced' with one score, but config.model.heads has none"),
     ("model", {"heads": ({"name": "replaced", "num_classes": 1},)}, r"with one score, but replaced \(class, 1\)"),
-    ("electra", {"predicts": "words"}, "config.electra.predicts=words: no such value; give replaced or tokens"),
+    ("electra", {"predicts": "words"}, "config.electra.predicts=words: unknown value. Known values: replaced, tokens"),
     (
       "model",
       {"architecture": "decoder_only", "num_decoder_layers": 3, "num_encoder_layers": 0},
       "needs a bidirectional encoder",
     ),
-    ("train", {"loss": "electr"}, "config.train.loss=electr: no such loss; did you mean electra?"),
+    ("train", {"loss": "electr"}, "config.train.loss=electr: unknown loss. Known values: .*; did you mean electra?"),
   ],
 )
 def test_what_it_cannot_be(section, changed, message):

@@ -303,7 +303,9 @@ def test_it_is_learned_beside_tokens_alone():
 def test_an_objective_that_asks_no_head_is_refused():
   """An objective without heads is refused for losses of heads; the message names objectives with heads."""
   config = train_data.resolved(records(load_config("tiny_spanbert")).with_(data={"mixture": "docs_masked_lm"}))
-  with pytest.raises(UserError, match="docs_masked_lm: its examples ask no head, .* span_masked_lm_sbo, masked_lm_nsp"):
+  with pytest.raises(
+    UserError, match="docs_masked_lm: the examples have no answers for heads, .* span_masked_lm_sbo, masked_lm_nsp"
+  ):
     train_data.check(config)
 
 

@@ -70,6 +70,6 @@ def test_what_cannot_begin_so_is_refused(fields):
   """The initialization needs a bias by distance."""
   with pytest.raises(
     UserError,
-    match="config.model.attention_init_bias=(6.0: needs config.model.positions=relative|-1.0: must be at least 0)",
+    match="config.model.attention_init_bias=(6.0 needs config.model.positions=relative|-1.0: must be at least 0)",
   ):
     dataclasses.replace(focused(), **fields)

@@ -329,9 +329,9 @@ def test_fisher_information_is_of_the_likelihood_alone():
 @pytest.mark.parametrize(
   ("row", "message"),
   [
-    ("undeclared", r"feed_forward=undeclared: its layers return the terms \['balance', 'first_share'\]"),
+    ("undeclared", r"feed_forward=undeclared: the layers return the terms \['balance', 'first_share'\]"),
     ("taken", "the auxiliary term 'accuracy' has the name of a term or metric of the loss"),
-    ("unsummed", r"the auxiliary term 'balance' has the shape \(16,\). Return its sum"),
+    ("unsummed", r"the auxiliary term 'balance' has the shape \(16,\). Return the sum of the term"),
   ],
 )
 def test_terms_that_a_loss_cannot_take_are_refused(row, message):

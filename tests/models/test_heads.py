@@ -163,9 +163,9 @@ def test_a_head_drops_out_what_it_pools():
 
 def test_a_head_that_is_not_there():
   """The message has the known heads, and the most similar one."""
-  with pytest.raises(UserError, match="no head 'topics'. Its heads: nli, topic; did you mean topic?"):
+  with pytest.raises(UserError, match="no head 'topics'. Known heads: nli, topic; did you mean topic?"):
     toy.model(with_heads("bert")).head_logits("topics", HIDDEN)
-  with pytest.raises(UserError, match="no head 'nli'. Its heads: none"):
+  with pytest.raises(UserError, match="no head 'nli'. Known heads: none"):
     toy.model(toy.KINDS["bert"]).head_logits("nli", HIDDEN)
 
 

@@ -63,14 +63,14 @@ def test_a_kernel_that_is_asked_for_runs_or_says_why_not(monkeypatch):
   assert set(asked("plain").values()) == {"plain (set by config.model.attention_kernel)"}
   with pytest.raises(
     UserError,
-    match=r"attention_kernel=distance: needs a TPU, but this is a CPU. Set --config.model.attention_kernel=''",
+    match=r"attention_kernel=distance needs a TPU, but the device is a CPU. Set --config.model.attention_kernel=''",
   ):
     asked("distance")
   with pytest.raises(UserError, match="config.model.attention_kernel='flash'|attention_kernel=flash"):
     asked("flash")
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   assert all(found.startswith("distance") for found in asked("distance").values())
-  with pytest.raises(UserError, match=r"attention_kernel=splash: unavailable .* use distance \(TPU, bias by distance"):
+  with pytest.raises(UserError, match=r"kernel=splash does not support .* use distance \(TPU, bias by distance"):
     asked("splash")
 
 
@@ -137,7 +137,7 @@ def test_a_kernel_that_some_layers_cannot_have_is_refused(monkeypatch):
   """Before tracing, as for a kernel that all layers lack."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   fields = {"attention_window": 2_048, "global_attention_every": 2, "attention_kernel": "distance"}
-  with pytest.raises(UserError, match=r"attention_kernel=distance: unavailable .* use plain \(window 2048"):
+  with pytest.raises(UserError, match=r"attention_kernel=distance does not support .* use plain \(window 2048"):
     chosen(of_lanes("t5_1_1", **fields), length=4_096)
 
 

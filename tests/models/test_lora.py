@@ -271,7 +271,7 @@ def test_the_section_is_there_where_it_is_used():
     (["--config.lora.rnak=4"], "config.lora.rnak: no such key; nearest: lora.rank"),
     (["--config.lora.rank=0"], "config.lora.rank=0: must be at least 1"),
     (["--config.lora.alpha=0"], "config.lora.alpha=0.0: must be more than 0"),
-    (["--config.lora.alpha=inf"], "config.lora.alpha=inf: must be a finite number"),
+    (["--config.lora.alpha=inf"], "config.lora.alpha=inf must be a finite number"),
     (["--config.lora.dropout=1"], "config.lora.dropout=1.0: must be at least 0 and below 1"),
   ],
 )
@@ -284,15 +284,24 @@ def test_a_key_out_of_range_is_refused(arguments, message):
 @pytest.mark.parametrize(
   ("config", "message"),
   [
-    (LoraConfig(targets=("qurey",)), "config.lora.targets: 'qurey' matches none of .*; did you mean query?"),
-    (LoraConfig(targets=("embed/table",)), "config.lora.targets: 'embed/table' matches none of decoder/layers/"),
+    (
+      LoraConfig(targets=("qurey",)),
+      "config.lora.targets: the pattern 'qurey' matches no path. Paths: .*; did you mean query?",
+    ),
+    (
+      LoraConfig(targets=("embed/table",)),
+      "config.lora.targets: the pattern 'embed/table' matches no path. Paths: decoder/layers/",
+    ),
     (LoraConfig(targets=()), r"config.lora.targets=\(\): nothing would be adapted"),
-    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is not a valid regular expression: missing \)"),
+    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is not a valid regular expression \(missing \)"),
     (
       LoraConfig(also_train=("(?i)norm",)),
-      r"also_train: '\(\?i\)norm' is not a valid regular expression: global flags not at",
+      r"also_train: '\(\?i\)norm' is not a valid regular expression \(global flags not at",
     ),
-    (LoraConfig(also_train=("nrom",)), "config.lora.also_train: 'nrom' matches none of .*; did you mean norm?"),
+    (
+      LoraConfig(also_train=("nrom",)),
+      "config.lora.also_train: the pattern 'nrom' matches no path. Paths: .*; did you mean norm?",
+    ),
   ],
 )
 def test_patterns_that_match_nothing_are_refused(config, message):
@@ -365,5 +374,5 @@ def test_heads_are_trained_beside_an_adapter():
 def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path, capsys):
   """Random matrices that never change would learn nothing."""
   assert command.main(["train", "--config=tiny_t5", "--config.lora.rank=2", "--workdir", str(tmp_path / "run")]) == 2
-  assert "config.lora: adapts a trained model without changing its parameters" in capsys.readouterr().err
+  assert "config.lora adapts a trained model, but no checkpoint" in capsys.readouterr().err
   assert not (tmp_path / "run").exists()

@@ -123,11 +123,11 @@ def count(family, size):
     ({"positions": "rotray"}, "did you mean rotary?"),
     ({"norm": "layers"}, "did you mean layer?"),
     ({"remat": "ful"}, "did you mean full?"),
-    ({"remat": "query,keys@host"}, "'keys' is neither a policy .* did you mean key?"),
+    ({"remat": "query,keys@host"}, "unknown value 'keys'; did you mean key?"),
     ({"remat": "query,query@host"}, "query occurs twice"),
     (
       {"own_decoder_positions": True},
-      "needs architecture=encoder_decoder and positions=learned, not encoder_decoder and",
+      "needs config.model.architecture=encoder_decoder and config.model.positions=learned, not encoder_decoder and",
     ),
     ({"embed_dim": 0}, "config.model.embed_dim=0: must be at least 1"),
     ({"num_decoder_layers": -1}, "config.model.num_decoder_layers=-1: must be at least 0"),
@@ -136,48 +136,58 @@ def count(family, size):
     ({"dropout_rate": -0.1}, "config.model.dropout_rate=-0.1"),
     ({"relative_position_buckets": 6}, "config.model.relative_position_buckets=6"),
     # Layers of the architecture
-    ({"num_encoder_layers": 0}, "num_encoder_layers=0: must be 1 or more with architecture=encoder_decoder"),
-    ({"num_decoder_layers": 0}, "num_decoder_layers=0: must be 1 or more with architecture=encoder_decoder"),
-    ({"architecture": "encoder_only"}, "num_decoder_layers=3: must be 0 with architecture=encoder_only"),
-    ({"architecture": "decoder_only"}, "num_encoder_layers=2: must be 0 with architecture=decoder_only"),
+    (
+      {"num_encoder_layers": 0},
+      "num_encoder_layers=0: must be 1 or more with config.model.architecture=encoder_decoder",
+    ),
+    (
+      {"num_decoder_layers": 0},
+      "num_decoder_layers=0: must be 1 or more with config.model.architecture=encoder_decoder",
+    ),
+    ({"architecture": "encoder_only"}, "num_decoder_layers=3: must be 0 with config.model.architecture=encoder_only"),
+    ({"architecture": "decoder_only"}, "num_encoder_layers=2: must be 0 with config.model.architecture=decoder_only"),
     # Fields of some architectures only
-    ({"share_stacks": True}, "share_stacks=True.*not 2 encoder and 3 decoder layers"),
+    ({"share_stacks": True}, "share_stacks=True.*with 2 encoder and 3 decoder layers"),
     (
       {"segment_types": 2, "architecture": "decoder_only", "num_encoder_layers": 0},
-      "config.model.segment_types=2: needs an encoder, but the architecture is decoder_only",
+      "config.model.segment_types=2 needs an encoder, but the architecture is decoder_only",
     ),
     # Named heads
     ({"heads": ("nli",)}, "config.model.heads: 'nli' is not a valid head. Give for example {\"name\""),
     ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is not a valid name"),
     (
       {"heads": ({"name": "nli", "num_classes": 0},)},
-      "config.model.heads: nli has num_classes=0. Give an integer of at least 1",
+      "config.model.heads: nli has the invalid num_classes=0. Give an integer of at least 1",
     ),
-    ({"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)}, "'knd': unknown key; did you mean kind?"),
+    (
+      {"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)},
+      "unknown key 'knd'. Known keys: .*; did you mean kind?",
+    ),
     ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: the names a, a are not unique"),
     ({"heads": ({"name": "nli", "num_classes": 3, "kind": "clas"},)}, "kind='clas'.*did you mean class?"),
     (
       {"architecture": "decoder_only", "num_encoder_layers": 0, "heads": (HeadConfig("nli", 3, reads="first"),)},
-      "config.model.heads: nli reads the first position, which attends to no other in a decoder-only model",
+      "config.model.heads: nli reads the first position, but in a decoder-only model "
+      "this position attends to no other position",
     ),
     (
       {"bidirectional_prefix": True},
-      "config.model.bidirectional_prefix=True: needs architecture=decoder_only, not encoder_decoder",
+      "config.model.bidirectional_prefix=True needs config.model.architecture=decoder_only, not encoder_decoder",
     ),
     # Fields that depend on each other
     ({"positions": "learned"}, "config.model.max_length=0: learned positions need"),
     ({"positions": "rotary", "head_dim": 5}, "config.model.head_dim=5.*even"),
-    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*that work: \[1, 2, 4\]"),
-    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*that work: \[1, 2, 4\]"),
+    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide config.model.num_heads=4.*that work: \[1, 2, 4\]"),
+    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide config.model.num_heads=4.*that work: \[1, 2, 4\]"),
     ({"global_attention_every": 3}, "config.model.global_attention_every=3.*Set a window"),
     (
       {"attention_window": 4, "global_attention_every": 3, "global_attention_first": 3},
       "config.model.global_attention_first=3: must be below config.model.global_attention_every=3",
     ),
-    ({"attention_scale_dim": 8}, "attention_scale_dim=8: needs config.model.scale_attention=True"),
+    ({"attention_scale_dim": 8}, "attention_scale_dim=8 needs config.model.scale_attention=True"),
     ({"attention_softcap": -1.0}, "config.model.attention_softcap=-1.0: must be at least 0"),
     ({"logits_softcap": -1.0}, "config.model.logits_softcap=-1.0: must be at least 0"),
-    ({"branch_norm": True, "post_norm": True}, "branch_norm=True: needs config.model.post_norm=False"),
+    ({"branch_norm": True, "post_norm": True}, "branch_norm=True needs config.model.post_norm=False"),
   ],
 )
 def test_a_field_out_of_range_is_refused(fields, message):
@@ -206,7 +216,9 @@ def test_two_keys_of_which_one_has_no_effect_are_refused(first, second):
   """In either order; 0 leaves the choice to the other."""
   options = [f"--config.{first}", f"--config.{second}"]
   for given in (options, options[::-1]):
-    with pytest.raises(UserError, match=f"{first} and --config.{second} are mutually exclusive; give one of them"):
+    with pytest.raises(
+      UserError, match=f"{first} and --config.{second} are mutually exclusive; give only one of these keys"
+    ):
       override(load_config("tiny_t5"), given)
   name = second.partition("=")[0]
   config = override(load_config("tiny_t5"), [options[0], f"--config.{name}=0.0"])

@@ -168,7 +168,10 @@ def test_no_kernel_takes_it():
       ["--config.prefix.sides="],
       "config.prefix.sides=: the model does not have these sides. Set --config.prefix.sides=encoder,decoder",
     ),
-    (["--config.prefix.also_train=nrom"], "config.prefix.also_train: 'nrom' matches none of .* mean norm?"),
+    (
+      ["--config.prefix.also_train=nrom"],
+      "config.prefix.also_train: the pattern 'nrom' matches no path. Paths: .* mean norm?",
+    ),
   ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

@@ -159,10 +159,16 @@ SHORT = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--
       ["--config.prompt.init=vocab"],
       "config.prompt.init='vocab': unknown value. Known values: .*; did you mean vocabulary?",
     ),
-    (["--config.prompt.init=text"], "config.prompt.text='' and config.prompt.init=text: give config.prompt.text"),
-    (["--config.prompt.text=a"], "config.prompt.text='a' .*: set config.prompt.init=text"),
-    (["--config.prompt.also_train=nrom"], "config.prompt.also_train: 'nrom' matches none of .* mean norm?"),
-    (["--config.prompt.length=4", "--config.data.pack=True"], r"config.prompt .*\(config.data.pack=True: set it to F"),
+    (
+      ["--config.prompt.init=text"],
+      "config.prompt.init=text needs words, but config.prompt.text is empty. Give config.prompt.text",
+    ),
+    (["--config.prompt.text=a"], "config.prompt.text='a' has no effect .*. Set config.prompt.init=text"),
+    (
+      ["--config.prompt.also_train=nrom"],
+      "config.prompt.also_train: the pattern 'nrom' matches no path. Paths: .* mean norm?",
+    ),
+    (["--config.prompt.length=4", "--config.data.pack=True"], r"\(config.data.pack=True\).* or set config.data.pack=F"),
   ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
@@ -180,7 +186,7 @@ def test_learned_positions_are_the_texts_and_the_prompts():
     shared.program(*SHORT, "--config.prompt.length=17", **LEARNED)
   config = toy.config(**LEARNED)
   assert adapters_lib.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH
-  with pytest.raises(UserError, match="config.prompt.length=40: .* none is left for a text"):
+  with pytest.raises(UserError, match="config.prompt.length=40: .* no position is left for a text"):
     adapters_lib.as_asked(config, {"prompt": prompt.PromptConfig(length=40)})
 
 

@@ -143,7 +143,7 @@ def test_a_matrix_of_logits_that_the_config_ties(case, folder):
     assert f"{copy} differs from {original}" in refusal(tied)
     assert np.allclose(expected, their_logits(without, name), atol=1e-4) != IS_5
     return
-  assert ("transformers 4 scales them" if name == "mt5" else f"{copy} is another matrix: it is kept") in notes(tied)
+  assert ("transformers 4 scales them" if name == "mt5" else f"{copy} is another matrix: {copy} is kept") in notes(tied)
   if IS_5:
     np.testing.assert_allclose(our_logits(tied, name), expected, atol=1e-4)
   else:
@@ -187,7 +187,7 @@ def test_two_biases_of_logits(case, folder):
   tied = folder(name, change)
   in_4 = copy if family.reads_bias_copy else original
   assert read(tied) == (copy if IS_5 else in_4)
-  assert f"transformers 5 reads {copy}, transformers 4 reads {in_4}" in refusal(tied)
+  assert f"transformers 5 reads {copy}, and transformers 4 reads {in_4}" in refusal(tied)
   untied = folder(name, lambda found: change(found) | {head: found[table] + 1}, tie_word_embeddings=False)
   assert read(untied) == (copy if IS_5 else in_4)
   said = f"transformers reads {copy}" if in_4 == copy else f"transformers 5 reads {copy}, 4 {original}"
@@ -212,7 +212,7 @@ def test_weights_that_lie_there_twice(folder):
   (path / "model.safetensors.index.json").write_text(json.dumps(index))
   np.testing.assert_allclose(our_logits(path, "gpt2"), their_logits(path, "gpt2"), atol=1e-4)
   shard(lambda found: found | {"transformer.ln_f.bias": found["transformer.ln_f.bias"] + 1})
-  assert "differ in transformer.ln_f.bias; transformers reads only model.safetensors" in refusal(path)
+  assert "differ in transformer.ln_f.bias. transformers reads only model.safetensors" in refusal(path)
   single = folder("gpt2", dict)
   np.testing.assert_allclose(their_logits(path, "gpt2"), their_logits(single, "gpt2"), atol=1e-4)
   shutil.rmtree(path)

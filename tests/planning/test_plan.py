@@ -364,19 +364,19 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
   ("arguments", "message"),
   [
     (["--topology", "v9:1x1"], "--topology v9:1x1: unknown TPU topology"),
-    (["--slices", "2"], "--slices 2: needs --topology"),
-    (["--price", "4"], "--price 4: needs a number of tokens. Give --tokens"),
-    (["--tokens", "-1"], "argument --tokens: is -1; give a finite number, above 0"),
-    (["--tokens", "1e9", "--price", "0"], "argument --price: is 0; give a finite number, above 0"),
-    (["--search", "--max_compiles", "0"], "argument --max_compiles: is 0; give a whole number, 1 or more"),
+    (["--slices", "2"], "--slices 2 needs --topology"),
+    (["--price", "4"], "--price 4 needs the number of tokens. Give --tokens"),
+    (["--tokens", "-1"], "argument --tokens: -1 is not valid. Give a finite number, above 0"),
+    (["--tokens", "1e9", "--price", "0"], "argument --price: 0 is not valid. Give a finite number, above 0"),
+    (["--search", "--max_compiles", "0"], "argument --max_compiles: 0 is not valid. Give a whole number, 1 or more"),
     (["--config.model.positions=learned", "--config.model.max_length=64"], "config.model.max_length=64 positions"),
     (
       ["--search", "--config.model.positions=learned", "--config.model.max_length=64"],
       "sequences of 512 tokens in the encoder",
     ),
-    (["--config.data.inputs_length=0"], "config.data.inputs_length=0: must be at least 1"),
-    (["--search", "--config.data.targets_length=-5"], "config.data.targets_length=-5: must be at least 1"),
-    (["--hlo", "/proc/none/step.txt"], "--hlo /proc/none/step.txt: cannot be written (No such file or directory)"),
+    (["--config.data.inputs_length=0"], "config.data.inputs_length=0 must be at least 1"),
+    (["--search", "--config.data.targets_length=-5"], "config.data.targets_length=-5 must be at least 1"),
+    (["--hlo", "/proc/none/step.txt"], "--hlo /proc/none/step.txt cannot be written (No such file or directory)"),
   ],
 )
 def test_bad_options_are_refused(capsys, arguments, message):

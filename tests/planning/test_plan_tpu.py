@@ -60,7 +60,7 @@ def test_axes_lie_over_a_slice_as_they_are_told():
   mesh = sharding.make_mesh(shape, devices=list(aot_compile.devices("v5e:2x4", slices=2)), order=order)
   for group in mesh.devices.reshape(4, 4):
     assert len({(device.slice_index, device.coords[0]) for device in group}) == 1
-  with pytest.raises(UserError, match="config.mesh.physical_layout=tensor:1x4: needs whole TPU slices"):
+  with pytest.raises(UserError, match="config.mesh.physical_layout=tensor:1x4 needs whole TPU slices"):
     sharding.make_mesh({"tensor": 8}, devices=list(aot_compile.devices("tpu7x:2x2x1")), order=order)
 
 

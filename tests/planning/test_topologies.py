@@ -127,11 +127,15 @@ def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
 @pytest.mark.parametrize(
   ("order", "message"),
   [
-    (("tensor:3x4",), r"not a box of tensor's 8 device\(s\) in the remaining 4x8 .* Possible boxes: 1x8, 2x4, 4x2"),
-    (("fsdp:1x4", "tensor:2x4"), r"in the remaining 4x2 of a slice of 4x8. Possible boxes: 4x2"),
-    (("heads:2x4",), "'heads' is not one of fsdp, tensor"),
+    (
+      ("tensor:3x4",),
+      r"must be a box of 8 device\(s\) with sides that divide the remaining "
+      r"4x8 .* Possible boxes: 1x8, 2x4, 4x2",
+    ),
+    (("fsdp:1x4", "tensor:2x4"), r"divide the remaining 4x2 of the slice 4x8. Possible boxes: 4x2"),
+    (("heads:2x4",), "'heads' is not an axis. Known axes: fsdp, tensor"),
     (("tensor:2x4", "tensor:2x1"), "'tensor' occurs twice"),
-    (("tensor",), "not a box of tensor's 8"),
+    (("tensor",), "must be a box of 8"),
   ],
 )
 def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):

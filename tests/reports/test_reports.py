@@ -264,9 +264,9 @@ def test_runs_are_compared(tmp_path, capsys):
   assert "config.optimizer.learning_rate" in found and "0.25" in found and "eval/loss/de" in found
   capsys.readouterr()
   for arguments, expected in {
-    (one, other, "--over", "flops"): "Give --over steps",
+    (one, other, "--over", "flops"): "give --over steps",
     (one, one): "is given twice",
-    (one, "--over", "time"): "is one. Leave it out",
+    (one, "--over", "time"): "applies only to several runs. Leave out --over",
     (one, "--output", tmp_path): "is a folder",
   }.items():
     assert command.main(["report", *map(str, arguments)]) == 2
@@ -337,14 +337,17 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, capsys):
   (tmp_path / "broken" / "metrics.jsonl").mkdir(parents=True)
   assert command.main(["runs", str(tmp_path)]) == 0
   said = capsys.readouterr()
-  assert "whole" in said.out and "broken: cannot be read" in said.err
+  assert "whole" in said.out and "broken cannot be read" in said.err
   shutil.rmtree(tmp_path / "whole")
   assert command.main(["runs", str(tmp_path)]) == 0
-  assert "broken: cannot be read" in capsys.readouterr().err
+  assert "broken cannot be read" in capsys.readouterr().err
 
 
 def test_a_folder_without_runs_is_told(tmp_path, capsys):
   (tmp_path / "empty").mkdir()
-  for name, expected in (("empty", "neither it nor two levels of folders below contain"), ("nowhere", "not there")):
+  for name, expected in (
+    ("empty", "no runs, because neither this folder nor two levels of folders below contain"),
+    ("nowhere", "no such folder"),
+  ):
     assert command.main(["runs", str(tmp_path / name)]) == 2
     assert expected in capsys.readouterr().err

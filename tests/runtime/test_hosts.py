@@ -385,7 +385,7 @@ def test_those_who_are_there_say_who_is_missing(monkeypatch):
 def test_without_the_first_process_the_others_say_so():
   """With the address that they called."""
   port = free_port()
-  with pytest.raises(UserError, match=f"the first process, at localhost, did not answer .* its port {port - 1}"):
+  with pytest.raises(UserError, match=f"the first process, at localhost, did not answer .* port {port - 1} there"):
     rendezvous.roll_call(rendezvous.ProcessSpec(f"localhost:{port}", 2, 1), seconds=0.3)
 
 
@@ -394,8 +394,11 @@ def test_without_the_first_process_the_others_say_so():
   [
     (dict(coordinator="a:1"), "--num_processes is missing"),
     (dict(num_processes=2, process_id=0), "--coordinator is missing"),
-    (dict(coordinator="a", num_processes=2, process_id=0), "--coordinator a: give HOST:PORT"),
-    (dict(coordinator="a:1", num_processes=2, process_id=2), r"--process_id 2: give 0 to 1 \(--num_processes 2\)"),
+    (dict(coordinator="a", num_processes=2, process_id=0), "--coordinator a is not an address. Give HOST:PORT"),
+    (
+      dict(coordinator="a:1", num_processes=2, process_id=2),
+      "--process_id 2 does not exist .* --num_processes 2. Give a number from 0 to 1",
+    ),
   ],
 )
 def test_options_that_do_not_go_together(given, message):
@@ -434,7 +437,7 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
   resumed = arguments(text, workdir, *_GOES_ON, *TWO["fsdp"])
   codes, logs = Processes(2, 2, [resumed], cache=tmp_path).wait()
   assert codes == [0, 0], logs
-  said = "checkpoints/4: is damaged, and set aside as damaged_4; resuming from step 3"
+  said = "checkpoints/4 is damaged, and was renamed to damaged_4; resuming from step 3"
   assert [log.count(said) for log in logs] == [1, 0]
   assert_same_losses(workdir, alone / "one" / "train", steps=4)
   step = epath.Path(workdir / "checkpoints" / "4")

@@ -86,5 +86,5 @@ def test_the_first_process_proves_itself_as_well(monkeypatch):
 
     threading.Thread(target=lie, daemon=True).start()
     address = f"localhost:{server.getsockname()[1] + 1}"
-    with pytest.raises(UserError, match=f"another {rendezvous.TOKEN}"):
+    with pytest.raises(UserError, match=f"{rendezvous.TOKEN} is different there"):
       rendezvous.roll_call(rendezvous.ProcessSpec(address, 2, 1), seconds=0.3)

@@ -74,7 +74,7 @@ def test_the_table_has_each_flag_once():
 def test_deterministic_is_a_flag_where_there_is_a_gpu(compiler, monkeypatch):
   """Added once to the user's flags; a compiler without it is an error."""
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
-  with pytest.raises(UserError, match="does not know xla_gpu_deterministic_ops"):
+  with pytest.raises(UserError, match="does not know the XLA flag xla_gpu_deterministic_ops"):
     xla_flags.make_deterministic()
   compiler.write_bytes(b"\0xla_gpu_deterministic_ops\0")
   assert xla_flags.make_deterministic() == [xla_flags.DETERMINISTIC]
@@ -92,7 +92,7 @@ def test_the_opposite_of_deterministic_is_refused(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", same)
     assert xla_flags.make_deterministic() == []
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x --xla_gpu_deterministic_ops=false")
-  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false. Remove it"):
+  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false. Remove the flag"):
     xla_flags.make_deterministic()
 
 

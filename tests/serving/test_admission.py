@@ -95,7 +95,7 @@ def test_beyond_this_machine_only_with_a_token(monkeypatch):
   first, second = (admission.of("0.0.0.0").token for _ in range(2))
   assert first != second and len(first) >= 16 and admission.of("localhost").token == ""
   monkeypatch.setenv(admission.TOKEN, "short")
-  with pytest.raises(UserError, match="T2T_SERVER_TOKEN: must have at least 16 characters"):
+  with pytest.raises(UserError, match="T2T_SERVER_TOKEN must have at least 16 characters"):
     admission.of("localhost")
   monkeypatch.setenv(admission.TOKEN, "0123456789abcdef")
   with running(Counting(), host="0.0.0.0") as found:
@@ -118,7 +118,7 @@ def test_texts_are_bounded():
       {"candidates": [{"a": ["b" * 60_000, "b" * 60_000]}]},
     ):
       status, _, content = ask(found.server_port, "POST", "/generate", body)
-      assert status == 413 and "the maximum is 100,000 in 256" in json.loads(content)["error"]
+      assert status == 413 and "more than 100,000 characters or 256 texts" in json.loads(content)["error"]
     status, _, content = ask(found.server_port, "POST", "/generate", b" " * 1_000_001)
     assert status == 413 and "more than 1,000,000" in json.loads(content)["error"]
 

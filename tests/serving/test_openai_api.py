@@ -207,7 +207,9 @@ def test_long_texts_are_told_as_far_as_there_are_positions(ports):
   np.testing.assert_allclose(harness(choice, 1)[0], model.score([""], [text[:79]])[0], rtol=1e-4)
   found = refused(ports["decoder_only"], {"prompt": text, **TOLD})
   assert found["code"] == "context_length_exceeded"
-  assert "prompt: has 80 tokens, more than 79, the maximum of this model with echo and max_tokens=1" in found["message"]
+  assert (
+    "'prompt' has 80 tokens, more than 79, the maximum of this model with echo and max_tokens=1" in found["message"]
+  )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -222,10 +224,10 @@ def test_targets_are_scored(kind, ports):
   assert found["tokens"] == [[*target, *ends] for target in targets] and len(found["is_greedy"]) == 3
   np.testing.assert_allclose([sum(each) for each in found["token_logprobs"]], found["scores"], rtol=1e-5)
   for wrong, message in (
-    ({"inputs": inputs, "targets": ["a"]}, "targets: there are 1 for 3 inputs"),
-    ({"inputs": ["x" * 200], "targets": ["a"]}, "the maximum of this model; shorten it"),
-    ({"inputs": ["a"], "targets": [" "]}, 'targets: is " "; give a text that is not empty'),
-    ({"inputs": ["a"], "targets": ["b\udc00"]}, "targets: is not valid Unicode"),
+    ({"inputs": inputs, "targets": ["a"]}, "there are 1 targets for 3 inputs"),
+    ({"inputs": ["x" * 200], "targets": ["a"]}, "the maximum of this model; shorten the text"),
+    ({"inputs": ["a"], "targets": [" "]}, "'targets' is \" \"; give a text that is not empty"),
+    ({"inputs": ["a"], "targets": ["b\udc00"]}, "'targets' is not valid Unicode"),
   ):
     status, _, content = ask(ports[kind], "POST", "/score", wrong)
     assert status == 400 and message in json.loads(content)["error"], content
@@ -445,46 +447,52 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-  "prompt": ({}, "prompt: is missing; give a text"),
-  "prompt ": ({"prompt": " "}, 'prompt: is " "; give a text that is not empty'),
-  "prompts": ({"prompt": [1, "a"]}, 'prompt: is [1, "a"]; give a string, a list of strings, or lists of token ids'),
+  "prompt": ({}, "'prompt' is missing; give a text"),
+  "prompt ": ({"prompt": " "}, "'prompt' is \" \"; give a text that is not empty"),
+  "prompts": ({"prompt": [1, "a"]}, "'prompt' is [1, \"a\"]; give a string, a list of strings, or lists of token ids"),
   "ids": ({"prompt": [[5, 6], [True]]}, "give a string, a list of strings, or lists of token ids"),
-  "unknown": ({"prompt": [5, 9_999]}, "prompt: has the token id 9999; the ids of this model are 0 to 358"),
-  "none": ({"prompt": [[]]}, "prompt: is [[]]; give token ids, no list of them empty"),
-  "half": ({"prompt": "ab\ud800"}, "prompt: is not valid Unicode: character 3, \\ud800, is an unpaired surrogate"),
-  "many": ({"prompt": ["a"] * 17}, "prompt: has 17 strings; give 1 to 16"),
-  "long": ({"prompt": "x" * 60}, "prompt: has 61 tokens, more than 48, the maximum of this model"),
-  "twice": (b'{"prompt": "a", "prompt": "b"}', "'prompt': is given twice; give it once"),
-  "infinite": (b'{"prompt": "a", "temperature": 1e400}', "temperature: is inf; give 0 to 2"),
-  "digits": (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "seed: is Infinity; give a whole number"),
-  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "request: is nested too deeply"),
-  "bytes": (b'{"prompt": "\xff"}', "the request is not JSON: 'utf-8' codec can't decode byte 0xff"),
-  "suffix": ({"prompt": "a", "suffix": "b"}, 'suffix: is "b"; leave it out. Only empty'),
-  "logit_bias": ({"prompt": "a", "logit_bias": {"5": -100}}, 'logit_bias: is {"5": -100}; leave it out. Only empty'),
-  "max_completion_tokens": ({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, "but max_tokens is 3"),
+  "unknown": ({"prompt": [5, 9_999]}, "'prompt' has the unknown token id 9999; give ids of this model, 0 to 358"),
+  "none": ({"prompt": [[]]}, "'prompt' is [[]], with an empty list; give at least one token id"),
+  "half": ({"prompt": "ab\ud800"}, "'prompt' is not valid Unicode: character 3, \\ud800, is an unpaired surrogate"),
+  "many": ({"prompt": ["a"] * 17}, "'prompt' has 17 strings; give 1 to 16"),
+  "long": ({"prompt": "x" * 60}, "'prompt' has 61 tokens, more than 48, the maximum of this model"),
+  "twice": (b'{"prompt": "a", "prompt": "b"}', "'prompt' is given twice; give the field once"),
+  "infinite": (b'{"prompt": "a", "temperature": 1e400}', "'temperature' is inf; give 0 to 2"),
+  "digits": (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "'seed' is Infinity; give a whole number"),
+  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "the request is nested too deeply"),
+  "bytes": (b'{"prompt": "\xff"}', "the request is not valid JSON ('utf-8' codec can't decode byte 0xff"),
+  "suffix": ({"prompt": "a", "suffix": "b"}, "'suffix' is \"b\"; leave the field out. Only empty"),
+  "logit_bias": (
+    {"prompt": "a", "logit_bias": {"5": -100}},
+    "'logit_bias' is {\"5\": -100}; leave the field out. Only empty",
+  ),
+  "max_completion_tokens": ({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, "but 'max_tokens' is 3"),
   "stream_options": (
     {"prompt": "a", "stream_options": {"include_usage": True}},
-    "stream_options: only supported with stream=true",
+    "'stream_options' needs stream=true",
   ),
   "stream_options.include_usage": (
     {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
-    "stream_options.include_usage: is 1; give true or false",
+    "'stream_options.include_usage' is 1; give true or false",
   ),
-  "max_tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens: is 0; give 1 or more, or echo as well"),
-  "temperature": ({"prompt": "a", "temperature": 2.5}, "temperature: is 2.5; give 0 to 2"),
-  "n": ({"prompt": "a", "n": 17}, "n: is 17; give 1 to 16"),
-  "best_of": ({"prompt": "a", "n": 2, "best_of": 3}, "best_of: is 3; give 2, the value of n"),
-  "logprobs": ({"prompt": "a", "logprobs": 6}, "logprobs: is 6; give 0 to 5"),
-  "logprobs ": ({"prompt": "a", "logprobs": 1, "stream": True}, "leave out stream, or logprobs"),
-  "stop": ({"prompt": "a", "stop": ["a"] * 5}, "stop: has 5 strings; give 0 to 4"),
-  "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0, or leave it out"),
+  "max_tokens": ({"prompt": "a", "max_tokens": 0}, "'max_tokens' is 0 without 'echo'; give 1 or more, or echo=true"),
+  "temperature": ({"prompt": "a", "temperature": 2.5}, "'temperature' is 2.5; give 0 to 2"),
+  "n": ({"prompt": "a", "n": 17}, "'n' is 17; give 1 to 16"),
+  "best_of": ({"prompt": "a", "n": 2, "best_of": 3}, "'best_of' is 3, but 'n' is 2; leave out 'best_of'"),
+  "logprobs": ({"prompt": "a", "logprobs": 6}, "'logprobs' is 6; give 0 to 5"),
+  "logprobs ": ({"prompt": "a", "logprobs": 1, "stream": True}, "leave out 'stream' or 'logprobs'"),
+  "stop": ({"prompt": "a", "stop": ["a"] * 5}, "'stop' has 5 strings; give 0 to 4"),
+  "presence_penalty": (
+    {"prompt": "a", "presence_penalty": 0.5},
+    "'presence_penalty' is 0.5; give 0, or leave the field out",
+  ),
   "echo": (
     {"prompt": "a", "echo": True},
-    "echo: not supported, because this model reads the prompt in its encoder; leave it out; POST",
+    "'echo' is not supported, because this model reads the prompt in its encoder. Leave out 'echo', or send POST",
   ),
   "max_tokens ": (
     {"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024},
-    "32,768 tokens, more than 16,384; split the request",
+    "32,768 tokens, more than the limit of 16,384; split the request",
   ),
   "max_token": ({"prompt": "a", "max_token": 3}, "did you mean"),
 }
@@ -536,7 +544,7 @@ def test_a_model_is_found_by_its_name(ports):
     assert status == 200 and json.loads(content) == listed[0]
   status, _, content = ask(port, "GET", "/v1/models/gpt-4")
   found = json.loads(content)["error"]
-  assert status == 404 and found["code"] == "model_not_found" and "known are decoder_only" in found["message"]
+  assert status == 404 and found["code"] == "model_not_found" and "give one of decoder_only" in found["message"]
 
 
 def test_models_are_listed(ports):
@@ -588,11 +596,11 @@ def test_a_map_of_attention(kind, ports):
     np.testing.assert_allclose(np.sum(found["weights"], axis=1), 1.0, atol=0.01)
     assert np.shape(found["weights"]) == (len(found["queries"]), len(found["keys"]))
   for fields, message in (
-    ({"which": "decoder", "targets": "x" * 200}, "an attention map has at most 128"),
-    ({"which": "decoder", "layer": 2}, "layer: is 2; give 1, or leave it out"),
-    ({"which": "decoder", "head": 0}, "head: is 0; give 1 to 2"),
-    ({"which": "decode"}, 'which: is "decode"; known are '),
-    ({}, "which: is missing"),
+    ({"which": "decoder", "targets": "x" * 200}, "more than the 128 of an attention map"),
+    ({"which": "decoder", "layer": 2}, "'layer' is 2; give 1, or leave the field out"),
+    ({"which": "decoder", "head": 0}, "'head' is 0; give 1 to 2"),
+    ({"which": "decode"}, "'which' is \"decode\", an unknown value. Known values: "),
+    ({}, "'which' is missing"),
     ({"which": "decoder", "adapter": "law"}, "no adapter is loaded"),
   ):
     status, _, content = look(**fields)

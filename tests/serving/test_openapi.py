@@ -20,19 +20,19 @@ ask = test_server.ask
 # Contradictory options, which no schema expresses; the message names both.
 _TOGETHER = (
   "beam search does not sample",
-  "only for beam search",
-  "is greedy decoding",
+  "needs beam search",
+  "turns off sampling",
   "the value of max_length",
   "several texts need sampling",
-  "the value of n, or leave it out",
-  "or echo as well",
-  "leave it out",
-  "leave out stream",
-  "model: unknown",
-  ": unknown name",  # an adapter
+  "leave out 'best_of'",
+  "without 'echo'",
+  "Leave out 'echo'",
+  "leave out 'stream",
+  "is unknown. Known models",
+  ": unknown adapter",  # an adapter
   "no adapter is loaded",
   "; split the request",
-  "room for",
+  "that fit in",
 )
 
 
@@ -157,5 +157,5 @@ def test_a_whole_number_may_be_written_with_a_point():
   number = request_schema.Field("number", "integer", "", 1, 9)
   assert number.check(4.0) == 4 and isinstance(number.check(4.0), int)
   for wrong in (4.5, True, "4", float("nan"), float("inf"), 10**400):
-    with pytest.raises(request_schema.FieldError, match="number: is "):
+    with pytest.raises(request_schema.FieldError, match="'number' is "):
       number.check(wrong)

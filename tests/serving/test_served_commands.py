@@ -75,20 +75,20 @@ def test_blanks_are_filled_over_http(tmp_path):
   assert filled[0] == {"cut": 12} and len(filled[-1]["fillings"][0]) == 4 and filled[-1]["tokens"] == 48
   expected = row(checkpoint, {"inputs": "the [MASK] fox" + "x" * 50}, tmp_path, "--top=4")
   assert filled[-1]["prediction"] == expected["prediction"]
-  assert without[-1] == {"error": "no blank: put [MASK] in place of each missing word"}
-  assert status == 400 and "'beam': unknown field; known are inputs" in json.loads(refused)["error"]
+  assert without[-1] == {"error": "the request: no blank; put [MASK] in place of each missing word"}
+  assert status == 400 and "'beam' is an unknown field; give one of inputs" in json.loads(refused)["error"]
 
 
 @pytest.mark.parametrize(
   ("body", "message"),
   [
     (b"[]", "not a JSON object"),
-    (b"{}", "inputs: is empty; give a text"),
-    (b'{"inputs": " "}', "inputs: is empty; give a text"),
-    (b'{"inputs": 3}', "inputs: is a number; give a text"),
-    (b'{"parts": "a", "candidates": ["b"]}', "field 'parts' is \"a\"; give a list"),
-    (b'{"inputs": "a"}', "the request: has no 'candidates'"),
-    (b'{"inputs": "a", "candidates": [1]}', "field 'candidates' is [1]; give a list"),
+    (b"{}", "'inputs' is missing; give a text"),
+    (b'{"inputs": " "}', "'inputs' is empty; give a text"),
+    (b'{"inputs": 3}', "'inputs' is a number; give a text"),
+    (b'{"parts": "a", "candidates": ["b"]}', "field 'parts' is \"a\", not a list of texts; give a list"),
+    (b'{"inputs": "a"}', "the request has no field 'candidates'"),
+    (b'{"inputs": "a", "candidates": [1]}', "field 'candidates' is [1], not a list of texts; give a list"),
   ],
 )
 def test_a_bad_request_says_why(body, message, several):

@@ -80,9 +80,13 @@ def test_an_old_client_gets_no_chunks(path, port):
 @pytest.mark.parametrize(
   ("headers", "status", "message"),
   [
-    ({"Transfer-Encoding": "chunked"}, 411, "Transfer-Encoding: is chunked; send Content-Length instead"),
-    ({"Content-Encoding": "gzip", "Content-Length": "2"}, 415, "Content-Encoding: is gzip; send the JSON uncompressed"),
-    ({}, 411, "Content-Length: is missing; send the number of bytes"),
+    ({"Transfer-Encoding": "chunked"}, 411, "Transfer-Encoding chunked is not supported; send Content-Length instead"),
+    (
+      {"Content-Encoding": "gzip", "Content-Length": "2"},
+      415,
+      "Content-Encoding gzip is not supported; send the JSON uncompressed",
+    ),
+    ({}, 411, "Content-Length is missing; send the number of bytes"),
   ],
 )
 def test_a_body_that_is_not_read_is_named(headers, status, message, port):
@@ -174,31 +178,33 @@ def test_requests_wait_for_each_other():
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-  b"{": "not JSON",
+  b"{": "not valid JSON",
   b"[]": "not a JSON object",
-  b'{"inputs": ""}': 'inputs: is ""; give a text that is not empty',
-  b'{"inputs": " \\n"}': r'inputs: is " \n"; give a text that is not empty',
-  b"{}": "inputs: is missing; give a text",
-  b'{"inputs": "\\ud800"}': "inputs: is not valid Unicode: character 1, \\ud800, is an unpaired surrogate",
-  b'{"inputs": "a", "beam": 2, "length_penalty": NaN}': "length_penalty: is nan; give -10 to 10",
-  b'{"inputs": "a", "beam": 2, "length_penalty": 1e400}': "length_penalty: is inf; give -10 to 10",
-  b'{"inputs": 3}': "inputs: is 3; give a string",
-  b'{"inputs": "a", "beams": 3}': "'beams': unknown field; known are inputs, adapter, max_length, min_length, beam",
-  b'{"inputs": "a", "beam": 17}': "beam: is 17; give 1 to 16",
-  b'{"inputs": "a", "beam": true}': "beam: is true; give a whole number",
-  b'{"inputs": "a", "temperature": "hot"}': 'temperature: is "hot"; give a number',
-  b'{"inputs": "a", "temperature": NaN}': "temperature: is nan; give 0 to 100",
-  b'{"inputs": "a", "temperature": 1e-300}': "temperature: is 1e-300; give 0.001 to 100, or 0",
-  b'{"inputs": "a", "temperature": Infinity}': "temperature: is inf; give 0 to 100",
-  b'{"inputs": "a", "max_length": 0}': "max_length: is 0; give 1 to 1024",
-  b'{"inputs": "a", "min_length": -1}': "min_length: is -1; give 0 to 1024",
-  b'{"inputs": "a", "min_length": 1.5}': "min_length: is 1.5; give a whole number",
-  b'{"inputs": "a", "min_length": 65}': "min_length 65: must be 0 to 64, the value of max_length",
+  b'{"inputs": ""}': "'inputs' is \"\"; give a text that is not empty",
+  b'{"inputs": " \\n"}': r"""'inputs' is " \n"; give a text that is not empty""",
+  b"{}": "'inputs' is missing; give a text",
+  b'{"inputs": "\\ud800"}': "'inputs' is not valid Unicode: character 1, \\ud800, is an unpaired surrogate",
+  b'{"inputs": "a", "beam": 2, "length_penalty": NaN}': "'length_penalty' is nan; give -10 to 10",
+  b'{"inputs": "a", "beam": 2, "length_penalty": 1e400}': "'length_penalty' is inf; give -10 to 10",
+  b'{"inputs": 3}': "'inputs' is 3; give a string",
+  b'{"inputs": "a", "beams": 3}': (
+    "'beams' is an unknown field. Known fields: inputs, adapter, max_length, min_length, beam"
+  ),
+  b'{"inputs": "a", "beam": 17}': "'beam' is 17; give 1 to 16",
+  b'{"inputs": "a", "beam": true}': "'beam' is true; give a whole number",
+  b'{"inputs": "a", "temperature": "hot"}': "'temperature' is \"hot\"; give a number",
+  b'{"inputs": "a", "temperature": NaN}': "'temperature' is nan; give 0 to 100",
+  b'{"inputs": "a", "temperature": 1e-300}': "'temperature' is 1e-300; give 0.001 to 100, or 0",
+  b'{"inputs": "a", "temperature": Infinity}': "'temperature' is inf; give 0 to 100",
+  b'{"inputs": "a", "max_length": 0}': "'max_length' is 0; give 1 to 1024",
+  b'{"inputs": "a", "min_length": -1}': "'min_length' is -1; give 0 to 1024",
+  b'{"inputs": "a", "min_length": 1.5}': "'min_length' is 1.5; give a whole number",
+  b'{"inputs": "a", "min_length": 65}': "min_length 65 must be 0 to 64, the value of max_length",
   b'{"inputs": "a", "beam": 2, "top_k": 3}': "beam 2 and top_k 3: beam search does not sample",
-  b'{"inputs": "a", "length_penalty": 1}': "length_penalty 1: only for beam search; give beam 4",
-  b'{"inputs": "a", "temperature": 0, "top_p": 0.5}': "temperature 0 is greedy decoding",
-  b'{"inputs": "a", "temperature": 1, "top_p": 0}': "top_p: is 0; give above 0 to 1",
-  b'{"inputs": "a", "seed": -1}': "seed: is -1; give 0 to 4294967295",
+  b'{"inputs": "a", "length_penalty": 1}': "length_penalty 1 needs beam search; give beam 4",
+  b'{"inputs": "a", "temperature": 0, "top_p": 0.5}': "temperature 0 turns off sampling; leave out top_p",
+  b'{"inputs": "a", "temperature": 1, "top_p": 0}': "'top_p' is 0; give more than 0 and at most 1",
+  b'{"inputs": "a", "seed": -1}': "'seed' is -1; give 0 to 4294967295",
 }
 
 

@@ -225,7 +225,7 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
   assert restore.checkpoint_folder("gs://bucket/cut_off").name == "6"
-  with pytest.raises(UserError, match="checkpoints/8: was not saved completely .*commit_success.txt"):
+  with pytest.raises(UserError, match="checkpoints/8 was not saved completely .*commit_success.txt"):
     restore.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
@@ -255,7 +255,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   gcs.faults[:] = [
     Fault(f"DELETE /storage/v1/b/bucket/o/{name}/checkpoints/3/{killed_at}", status=403, after=0 if killed_at else 3)
   ]
-  with pytest.raises(UserError, match="checkpoints/3: is damaged, and cannot be renamed"):
+  with pytest.raises(UserError, match="checkpoints/3 is damaged, but cannot be renamed"):
     verify.set_aside(workdir / "checkpoints")
   assert verify.steps(workdir / "checkpoints") == [1, 2]  # its marker was moved first
   aside = gcs.sizes(f"{name}/checkpoints/damaged_3/")
@@ -303,7 +303,7 @@ def test_a_checkpoint_is_converted_and_asked_from_bucket_to_bucket(gcs, run, tmp
   assert command.main(["convert", "gs://bucket/run", "--to", "hf", "gs://bucket/hf"]) == 0
   assert command.main(["convert", "--from", "hf", "gs://bucket/hf", "--to", "t2t", "gs://bucket/back"]) == 0
   assert "back/checkpoints/0/commit_success.txt" in gcs.sizes("back/")
-  with pytest.raises(UserError, match="--input: gs://bucket/prompts.txt: cannot be read .404 Not Found"):
+  with pytest.raises(UserError, match="--input: gs://bucket/prompts.txt cannot be read .404 Not Found"):
     list(read_lines.read("gs://bucket/prompts.txt"))
   gcs.write("prompts.txt", b"the quick\nlazy dog\n")
   written = []
@@ -407,7 +407,7 @@ def test_an_object_that_is_not_there_is_as_a_file(gcs):
 
 
 def test_an_object_that_is_gone_is_named(gcs):
-  with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt: does not exist"):
+  with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt does not exist"):
     file_validation.scan(("gs://bucket/text/b.txt", "gs://bucket/text/gone.txt"), field="text")
 
 

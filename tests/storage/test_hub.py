@@ -46,7 +46,7 @@ def test_a_folder_of_that_name_is_a_folder(tmp_path, monkeypatch):
   (tmp_path / NAME).mkdir(parents=True)
   monkeypatch.chdir(tmp_path)
   assert hub.name_of(NAME) == ""
-  with pytest.raises(UserError, match="no checkpoint; looked for"):
+  with pytest.raises(UserError, match="no checkpoint in"):
     pretrained.read_source(NAME)
 
 

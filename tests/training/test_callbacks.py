@@ -159,7 +159,7 @@ def test_a_rollback_to_before_the_last_checkpoint_is_refused(tmp_path):
         raise Rollback(2, "the loss of step 2 was bad")
 
   with pytest.raises(
-    t2t.UserError, match=r"the loss of step 2 was bad; .* batch of step 2 is possible: the last checkpoint, of ste"
+    t2t.UserError, match=r"the loss of step 2 was bad; .* of step 2 is possible, because the last checkpoint is of ste"
   ):
     train(config(), tmp_path, Late())
   assert not (tmp_path / "went_back.jsonl").exists()
@@ -196,7 +196,7 @@ def test_files_of_a_callback_are_saved_and_come_back(tmp_path):
 
 @pytest.mark.parametrize("given", [Callback, print, None])
 def test_what_is_no_callback_is_refused(given, tmp_path):
-  with pytest.raises(t2t.UserError, match=r"^callbacks\[0\] is .*: give an instance of a subclass of t2t.Callback"):
+  with pytest.raises(t2t.UserError, match=r"^callbacks\[0\] is .*, not an instance of t2t.Callback"):
     t2t.train(config(), str(tmp_path), callbacks=[given])
 
 

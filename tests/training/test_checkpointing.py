@@ -25,10 +25,10 @@ def test_the_first_parameter_that_is_not_finite_is_named(value):
   moment = next(name for name in sorted(names) if ".mu" in name and "kernel" in name)
   parameter = next(name for name in names if name.startswith(".params") and "encoder" in name and "kernel" in name)
   with pytest.raises(
-    UserError, match="step 3: opt_state/.*kernel not finite after this update; the step was not saved"
+    UserError, match="step 3: opt_state/.*kernel is not finite after this update. The step was not saved"
   ):
     checkpointing.check_finite(spoilt(state, moment, value=value), step=3)
-  with pytest.raises(UserError, match="step 3: params/encoder/kernel and 1 more arrays not finite"):
+  with pytest.raises(UserError, match="step 3: params/encoder/kernel and 1 more arrays are not finite"):
     checkpointing.check_finite(spoilt(state, moment, parameter, value=value), step=3)
 
 

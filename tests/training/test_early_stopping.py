@@ -78,7 +78,7 @@ def test_a_metric_that_is_not_measured_is_refused():
 
 
 def test_a_patience_below_0_is_refused():
-  with pytest.raises(UserError, match="patience=-1: must be at least 0"):
+  with pytest.raises(UserError, match="patience=-1 must be at least 0"):
     config_checks.check_early_stopping(dataclasses.replace(CONFIG, patience=-1))
 
 

@@ -133,7 +133,7 @@ def test_only_a_likelihood_has_it():
   )
   made = fisher_lib.likelihood(config).config
   assert (made.z_loss, made.label_smoothing) == (0.0, 0.0)
-  with pytest.raises(UserError, match="config.train.loss=electra: is not a likelihood, .* cross_entropy, heads"):
+  with pytest.raises(UserError, match="config.train.loss=electra is not a likelihood, .* cross_entropy, heads"):
     fisher_lib.likelihood(config.with_(train={"loss": "electra"}))
 
 
@@ -201,7 +201,7 @@ def test_what_is_in_files_is_left_out_and_put_back():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ((), "config.optimizer.fisher=F: no rule of config.optimizer.param_groups sets anchor, .* Add a rule"),
+    ((), "config.optimizer.fisher=F: no rule of config.optimizer.param_groups sets 'anchor', .* Add a rule"),
     (
       ("--config.optimizer.param_groups=.: anchor=1", "--config.lora.rank=2"),
       "config.optimizer.fisher=F: config.lora already freezes the checkpoint's parameters",
@@ -344,15 +344,15 @@ def test_information_of_another_model_is_refused(information, tmp_path, capsys):
     "--config.init.use_model_config=False",
   )
   told = refused(capsys, tmp_path / "run", information, *wide)
-  assert re.search(r"embed/table has shape \[384, 16\] in it, .*, but \[392, 16\] in this run", told)
+  assert re.search(r"embed/table has shape \[384, 16\] in the Fisher .*, but \[392, 16\] in this run", told)
   told = refused(capsys, tmp_path / "run", information, "--config.init.reinit=decoder/norm")
-  assert "anchors decoder/norm/scale, which config.init initializes with other values. Exclude it" in told
+  assert "anchors decoder/norm/scale, but config.init initializes this parameter with other values. Exclude the" in told
   told = refused(capsys, tmp_path / "run", information, "--config.init.parameters=False")
-  assert "anchors a run at a checkpoint. Give --config.init.checkpoint=PATH, the one that it was computed for" in told
+  assert "anchors a run at a checkpoint, but no checkpoint initializes the run's parameters. Give" in told
   told = refused(capsys, tmp_path / "run", base())
-  assert "is a checkpoint, not Fisher information. Compute it by `t2t fisher" in told
+  assert "is a checkpoint, not Fisher information. Compute the Fisher information with `t2t fisher" in told
   told = refused(capsys, tmp_path / "run", information, f"--config.init.checkpoint={information}")
-  assert "is Fisher information, not a model. Give it as --config.optimizer.fisher" in told
+  assert "is Fisher information, not a model. Give a model, or give this path as --config.optimizer.fisher" in told
 
 
 def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
@@ -366,7 +366,7 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
     "decoder/norm/scale": jax.ShapeDtypeStruct(norm.shape, jnp.float32, sharding=sharding.replicated(mesh_of("one")))
   }
   with pytest.raises(
-    UserError, match="was computed for .*gone, which no longer exists. Restore it, or give its new path"
+    UserError, match="for .*gone, but that checkpoint no longer exists. Restore the checkpoint, or give its new path"
   ):
     fisher_store._initial(gone, config, shapes)
   found = fisher_store._initial(gone, config.with_(init={"checkpoint": str(tmp_path / "copy")}), shapes)
@@ -379,7 +379,7 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   [
     (("--config.data.mixtrue=a",), "no such key; nearest: data.mixture"),
     (("--config.data.mixtrue=a b",), "no such key; nearest: data.mixture"),
-    (("--config.train.loss=electra",), "config.train.loss=electra: is not a likelihood"),
+    (("--config.train.loss=electra",), "config.train.loss=electra is not a likelihood"),
   ],
 )
 def test_what_cannot_be_asked(arguments, message, tmp_path, capsys):

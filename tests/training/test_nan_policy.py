@@ -210,7 +210,7 @@ def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypa
   """The row of that step has no loss, and the run continues with the next batch."""
   poison(monkeypatch, 4)
   assert command.main(arguments(text, tmp_path, "--config.nan_policy.on_nonfinite=skip", "--config.train.steps=5")) == 0
-  assert "step 4: loss nan" in (err := capsys.readouterr().err) and "its update is skipped, 1 so far" in err
+  assert "step 4: loss nan" in (err := capsys.readouterr().err) and "the update is skipped (1 so far)" in err
   assert list(test_train.losses(tmp_path)) == [1, 2, 3, 5]
   assert test_train.losses(tmp_path, "train/skipped") == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
   assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
@@ -249,7 +249,7 @@ def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp
 )
 def test_a_turn_that_is_none_is_named(line, tmp_path):
   (tmp_path / "went_back.jsonl").write_text('{"checkpoint": 12, "step": 17}\n' + line)
-  with pytest.raises(UserError, match=r"went_back.jsonl, line 2: is not a rollback"):
+  with pytest.raises(UserError, match=r"went_back.jsonl, line 2 is not a valid rollback"):
     rollback.turns(epath.Path(tmp_path))
 
 

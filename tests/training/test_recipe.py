@@ -79,8 +79,11 @@ def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
       {"data": {"pack": True}},
       "config.train.epochs=3.0: with config.data.pack=True a row has an unknown number of examples",
     ),
-    ({"train": {"epochs": -1.0}}, "config.train.epochs=-1.0: must not be below 0"),
-    ({"data": {"mixture": "", "files": "text.txt"}}, "config.train.epochs=3.0: counts examples of tasks, but there is"),
+    ({"train": {"epochs": -1.0}}, "config.train.epochs=-1.0: the number of epochs must not be below 0"),
+    (
+      {"data": {"mixture": "", "files": "text.txt"}},
+      "config.train.epochs=3.0: epochs count examples of tasks, but config.data.mixture is",
+    ),
   ],
 )
 def test_epochs_that_cannot_be_counted(config, changes, message):
@@ -94,7 +97,7 @@ def test_a_task_of_an_unknown_number(config, monkeypatch):
   found = test_head_examples.task().replace(name="runs_unknown")
   unknown = seqio.FunctionDataSource(found.source._dataset_fn, splits=("train",))
   monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found.replace(source=unknown))
-  with pytest.raises(UserError, match="runs_unknown has no number of examples. Give config.train.steps"):
+  with pytest.raises(UserError, match="the number of examples of runs_unknown is unknown. Set config.train.steps"):
     train_data.resolved(
       epochs(config, 1.0).with_(data={"mixture": found.name}, model={"heads": (HeadConfig("sure", 2),)})
     )

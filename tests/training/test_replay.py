@@ -69,9 +69,9 @@ def test_the_first_place_of_a_nan_is_named(run, capsys, monkeypatch):
 @pytest.mark.parametrize(
   "step, wanted",
   [
-    ("6", "--step 6: no such step. {run} has steps 1 to 5"),
+    ("6", "--step 6: no such step in {run}. Give 1 to 5"),
     ("0", "--step 0: no such step"),
-    ("2", "--step 2: no valid checkpoint before it; {run}/checkpoints has 2, 4. Give a later step"),
+    ("2", "--step 2: no valid checkpoint before this step ({run}/checkpoints has 2, 4). Give a later step"),
   ],
 )
 def test_what_cannot_be_replayed_is_one_clear_error(step, wanted, run, capsys):
@@ -82,7 +82,7 @@ def test_what_cannot_be_replayed_is_one_clear_error(step, wanted, run, capsys):
 @pytest.mark.exhaustive
 def test_no_run_and_other_data_are_refused(run, text, tmp_path, capsys):
   assert command.main(["replay", str(tmp_path), "--step", "4"]) == 2
-  assert f"{tmp_path}: not a run, because it has no config.json" in capsys.readouterr().err
+  assert f"{tmp_path} has no config.json, so it is not a run" in capsys.readouterr().err
   other = tmp_path / "run"
   shutil.copytree(run, other)
   fewer = tmp_path / "fewer.jsonl"

@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_is_told_of(notes, tmp_path):
   [
     ({"tracker": "wandbb"}, "did you mean wandb?"),
     ({"tracker": "mlflow", "project": ""}, "config.logging.project is empty"),
-    ({"histograms": -1}, "give the number of steps between histograms"),
+    ({"histograms": -1}, "Give the number of steps between histograms"),
   ],
 )
 def test_what_there_is_not_is_refused(values, message):

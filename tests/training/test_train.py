@@ -359,7 +359,7 @@ def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
     "--config.optimizer.name=sgd",
   )
   assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.save_interval_steps=1")) == 2
-  assert re.search("step 1: params/.* not finite after this update; the step was not saved", capsys.readouterr().err)
+  assert re.search("step 1: params/.* not finite after this update. The step was not saved", capsys.readouterr().err)
   assert not any(path.name.isdigit() for path in (tmp_path / "checkpoints").iterdir())
 
 

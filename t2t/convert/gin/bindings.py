@@ -63,7 +63,8 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
   def add(file: str, chain: tuple[str, ...]) -> None:
     if file in chain:
       raise UserError(
-        f"{paths[0]}: circular include: {' includes '.join([*chain[chain.index(file) :], file])}. Remove one."
+        f"{paths[0]}: circular include ({' includes '.join([*chain[chain.index(file) :], file])}). "
+        "Remove one of these includes."
       )
     read_files.append(file)
     for statement in parse(_text(file), file):
@@ -90,8 +91,8 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
     known = None if file else gin_files.standard(path)
     if file is None and known is None:
       raise UserError(
-        f"--gin_file {path}: no such file in {', '.join(folders)}, nor among T5X's. Check the path, or give "
-        "--gin_search_paths DIR."
+        f"--gin_file {path}: no such file in {', '.join(folders)}, nor among T5X's files. Check the path, or give "
+        "the folder of the file with --gin_search_paths DIR."
       )
     if known is None:
       add(file, ())
@@ -114,7 +115,7 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
 
 def _typed(name: str, value: str, without: str) -> Binding:
   if without:
-    raise UserError(f"{TYPED}{without}: has no value. Give {TYPED}NAME=VALUE.")
+    raise UserError(f"{TYPED}{without} has no value. Give {TYPED}{without}=VALUE.")
   try:
     statements = parse(f"{name} = {value}\n", f"{TYPED}{name}")
     (binding,) = statements
@@ -122,9 +123,8 @@ def _typed(name: str, value: str, without: str) -> Binding:
   except (UserError, ValueError, AssertionError):
     quoted = f"'\"{value}\"'"
     raise UserError(
-      f"{TYPED}{name}={value}: is not gin. Give a number, True, False, None, a list, a @reference, a %macro, or a "
-      "string in"
-      f" quotes that the shell keeps: {TYPED}{name}={quoted}"
+      f"{TYPED}{name}={value} is not valid gin. Give a number, True, False, None, a list, a @reference or a %macro. "
+      f"Give a string in quotes that the shell keeps: {TYPED}{name}={quoted}"
     ) from None
   return dataclasses.replace(binding, location=Location(f"{TYPED}{name}", 0))
 
@@ -136,7 +136,7 @@ def _text(file: str) -> str:
   except OSError as error:
     raise UserError(f"--gin_file {file}: {(error.strerror or 'cannot be read').lower()}. Give another file.") from error
   except UnicodeDecodeError as error:
-    raise UserError(f"--gin_file {file}: is not a text file. Give a gin file.") from error
+    raise UserError(f"--gin_file {file} is not a text file. Give a gin file.") from error
 
 
 def _folders(search_paths: Sequence[str], file: str = "") -> tuple[str, ...]:
@@ -210,7 +210,7 @@ class BindingReader:
       self.macros.add(value.name)
       if value.name in seen:
         raise UserError(
-          f"{binding.location}: {show(value)} refers to itself: {' -> '.join([*seen, value.name])}. Remove the cycle."
+          f"{binding.location}: {show(value)} refers to itself ({' -> '.join([*seen, value.name])}). Remove the cycle."
         )
       if value == gin_files.REQUIRED or value.name not in self.gin.macros:
         name = seen[-1] if seen and value == gin_files.REQUIRED else value.name

@@ -97,7 +97,7 @@ def _kind(reader: BindingReader, wanted: str) -> str:
   kinds = unsupported.kinds(reader)
   for kind, location in kinds.items():
     if kind in gin_names.OTHERS and wanted not in kinds:
-      raise UserError(f"{location}: binds {kind}: {gin_names.OTHERS[kind]}")
+      raise UserError(f"{location}: the line binds {kind}. {gin_names.OTHERS[kind]}")
   if wanted and kinds and wanted not in kinds:
     kind, location = next(iter(kinds.items()))
     files = " ".join(f"--gin_file {path}" for path in reader.gin.paths)
@@ -108,7 +108,7 @@ def _kind(reader: BindingReader, wanted: str) -> str:
   if not kinds and wanted:
     runs = {"train": ("pretrain", "finetune")}.get(wanted, (wanted,))
     includes = " or ".join(f"--gin_file t5x/configs/runs/{run}.gin" for run in runs)
-    reader.missing(f"describes no run: nothing binds {_function(wanted)}. Add {includes}")
+    reader.missing(f"no binding of {_function(wanted)}, so the files describe no run. Add {includes}.")
   return wanted or next(iter(kinds), "train")
 
 
@@ -153,7 +153,9 @@ def _check_all_is_said(reader: BindingReader, values: Mapping[str, Any]) -> None
     "train/DatasetConfig.batch_size": ("train.batch_size",),
   }.items():
     if reader.key(name) is None and name not in open_to and keys[0] not in values:
-      reader.missing(f"{name} is not bound, but T5X requires it. Bind it, or give --config.{keys[0]}=VALUE", *keys)
+      reader.missing(
+        f"{name} is not bound, but T5X requires a value. Bind {name}, or give --config.{keys[0]}=VALUE.", *keys
+      )
 
 
 def _data(reader: BindingReader) -> dict[str, Any]:
@@ -182,8 +184,8 @@ def _mixture(reader: BindingReader, dataset: str) -> dict[str, Any]:
     reader.refuse(
       name,
       mixture,
-      "t2t registers no such mixture; import the module that registers it in the gin file, or give"
-      f" --config.data.task_modules=MODULE. Of T5X's mixtures it has {', '.join(gin_names.MIXTURES)}",
+      "t2t has no such mixture. Import the module of the mixture in the gin file, or give"
+      f" --config.data.task_modules=MODULE. T5X's mixtures in t2t: {', '.join(gin_names.MIXTURES)}",
       "data.mixture",
       "data.task_modules",
       "data.files",
@@ -269,11 +271,14 @@ def _checkpoint(reader: BindingReader, *settled_by: str) -> str:
     return ""
   settled_by = settled_by or ("init.checkpoint",)
   if path not in (UNSET, None, [], ()) and not isinstance(path, str):
-    reader.refuse("RestoreCheckpointConfig.path", path, "t2t supports one checkpoint, a path", *settled_by)
+    reader.refuse("RestoreCheckpointConfig.path", path, "t2t supports only one checkpoint. Give one path.", *settled_by)
     return ""
   if mode not in (UNSET, "specific", "latest"):
     reader.refuse(
-      "RestoreCheckpointConfig.mode", mode, "t2t supports one checkpoint: 'specific', or 'latest'", *settled_by
+      "RestoreCheckpointConfig.mode",
+      mode,
+      "t2t supports only one checkpoint. Give 'specific' or 'latest'.",
+      *settled_by,
     )
   return path if isinstance(path, str) else ""
 
@@ -291,7 +296,7 @@ def _check_steps(reader: BindingReader, path: str, earlier: int) -> None:
   """Reports differences in step counts: T5X's checkpoints have them in their names, and TRAIN_STEPS includes them."""
   if reader.value("RestoreCheckpointConfig.mode") == "latest":
     why = (
-      "T5X restores the last checkpoint, and counts its steps: give its path, for example "
+      "T5X restores the last checkpoint, and counts on from its steps. Give the path of this checkpoint, for example "
       f"{path.rstrip('/')}/checkpoint_1000000"
     )
     reader.refuse("RestoreCheckpointConfig.mode", "latest", why, "init.checkpoint")
@@ -300,7 +305,7 @@ def _check_steps(reader: BindingReader, path: str, earlier: int) -> None:
   why = "t2t restores only parameters; T5X also restores the optimizer's averages"
   why += f" (unless Adafactor.step_offset = {earlier})" if earlier else ""
   if not earlier:
-    why += "; its name has no number of steps, so that all of train.total_steps are trained"
+    why += "; the name has no number of steps, so all of train.total_steps are trained"
   if not earlier or offset != earlier:
     reader.tell("RestoreCheckpointConfig.path", path, why)
 
@@ -334,7 +339,7 @@ def _decoding(reader: BindingReader, *, may_sample: bool) -> dict[str, Any]:
   if temperature == 0 or topk == 1:
     return {"beam": 1}  # greedy decoding
   if not may_sample:
-    reader.refuse("EncoderDecoderModel.decode_fn", decode_fn, "only `t2t infer` samples; leave it out")
+    reader.refuse("EncoderDecoderModel.decode_fn", decode_fn, "only `t2t infer` samples. Leave out decode_fn.")
   options = {"beam": 1, "temperature": temperature} | ({"top_k": topk} if topk else {})
   return options | ({"top_p": topp} if topp else {})
 

@@ -322,10 +322,10 @@ HARMLESS = {
 # Reason, and alternative.
 REFUSED = {
   "DatasetConfig.batch_fn": "t2t forms its own batches",
-  "Adafactor.beta1": "momentum, which t2t's Adafactor lacks: leave it out, or give --config.optimizer.name=adamw",
-  "Adafactor.learning_rate": "T5X's trainer replaces it by the schedule's: set base_learning_rate",
+  "Adafactor.beta1": "t2t's Adafactor has no momentum: leave beta1 out, or give --config.optimizer.name=adamw",
+  "Adafactor.learning_rate": "T5X's trainer uses the rate of the schedule instead: set base_learning_rate",
   "Adafactor.factored": "t2t's Adafactor always factors large matrices",
-  "Adafactor.skip_nan_updates": "leave it out, and give --config.nan_policy.on_nonfinite=skip",
+  "Adafactor.skip_nan_updates": "leave skip_nan_updates out, and give --config.nan_policy.on_nonfinite=skip",
   "Adafactor.max_parameter_scale": "t2t's Adafactor does not bound the parameter scale",
   "Adafactor.min_dim_size_to_factor": "t2t's Adafactor uses 128",
   "Adafactor.epsilon1": "t2t's Adafactor uses 1e-30",
@@ -360,9 +360,9 @@ REFUSED = {
 KINDS = {"train": "t2t train", "eval": "t2t eval", "infer": "t2t infer"}
 FUNCTIONS = {"train": "train", "evaluate": "eval", "infer": "infer"}
 OTHERS = {
-  "export": "T5X's export; use `t2t convert --to hf`",
-  "precompile": "T5X's precompile; use `t2t plan --topology`, which compiles for an absent slice",
-  "train_and_evaluate": "not a function of T5X's train.py; see t5x/configs/runs/finetune.gin",
+  "export": "t2t does not run T5X's export. Use `t2t convert --to hf`.",
+  "precompile": "t2t does not run T5X's precompile. Use `t2t plan --topology`, which compiles for an absent slice.",
+  "train_and_evaluate": "T5X's train.py has no such function. See t5x/configs/runs/finetune.gin.",
 }
 # Libraries imported by T5X's files, which need not be installed.
 LIBRARIES = ("t5x", "seqio", "flax", "optax", "t5", "gin", "jax", "jaxlib", "numpy", "clu", "flaxformer", "tensorflow")

@@ -148,7 +148,9 @@ def parse(text: str, file: str) -> list[Statement]:
     for pattern, expected in _EXPECTED.items():
       if match := re.search(pattern, error.msg):
         raise _wrong(file, parser.current_token, match.expand(expected)) from error
-    raise UserError(f"{Location(file, error.lineno)}: is not gin: {error.msg}") from error
+    raise UserError(
+      f"{Location(file, error.lineno)}: not valid gin: {error.msg.rstrip('.')}. Correct the line."
+    ) from error
   return statements
 
 
@@ -163,8 +165,10 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 def _wrong(file: str, token: tokenize.TokenInfo, expected: str) -> UserError:
-  found = token.string.strip() or "the end of the line"
-  return UserError(f"{Location(file, token.start[0])}: is not gin: expected {expected}, found {found!r}")
+  found = repr(text) if (text := token.string.strip()) else "the end of the line"
+  return UserError(
+    f"{Location(file, token.start[0])}: not valid gin: expected {expected}, but found {found}. Correct the line."
+  )
 
 
 def _check_tokens(text: str, file: str) -> None:
@@ -181,38 +185,44 @@ def _check_tokens(text: str, file: str) -> None:
   except (tokenize.TokenError, SyntaxError) as error:
     _check(tokens, file)  # Python reports the end of the file, not the open bracket
     line = error.args[1][0] if isinstance(error, tokenize.TokenError) else error.lineno
-    raise UserError(f"{Location(file, line)}: is not gin: {error.args[0]}") from error
+    raise UserError(f"{Location(file, line)}: not valid gin: {error.args[0].rstrip('.')}. Correct the line.") from error
 
 
 def _check(tokens: Sequence[tokenize.TokenInfo], file: str) -> None:
   opened: list[tokenize.TokenInfo] = []
   for number, token in enumerate(tokens):
-    where = f"{Location(file, token.start[0])}: is not gin: {token.string!r}"
+    where = f"{Location(file, token.start[0])}: not valid gin: {token.string!r}"
     if token.type == tokenize.OP and token.string in _CLOSING:
       opened.append(token)
       if len(opened) > _MAX_DEPTH:
-        raise UserError(f"{where} is nested more than {_MAX_DEPTH} deep")
+        raise UserError(f"{where} is nested in more than {_MAX_DEPTH} brackets. Nest fewer brackets.")
     elif token.type == tokenize.OP and token.string in _CLOSING.values():
       if not opened:
-        raise UserError(f"{where} has no opening bracket")
+        raise UserError(f"{where} has no opening bracket. Add the opening bracket, or remove {token.string!r}.")
       if _CLOSING[(last := opened.pop()).string] != token.string:
-        raise UserError(f"{where} does not match {last.string!r} of line {last.start[0]}")
+        raise UserError(
+          f"{where} does not match {last.string!r} of line {last.start[0]}. Correct one of these brackets."
+        )
     if number + 1 == len(tokens):
       continue
     following = tokens[number + 1]
     if token.string in ("{", ",") and opened and opened[-1].string == "{" and not _is_key(following):
-      raise _wrong(file, following, "a key that is a word or a number")
+      raise _wrong(file, following, "a key (a string or a number)")
     if token.type == tokenize.STRING and re.match(r"\w*[bBfF]", token.string):
-      raise _wrong(file, token, "a string")
+      raise _wrong(file, token, "a string without prefix")
     if token.string == "-" and following.type != tokenize.NUMBER:  # gin-config drops the sign of -@name
       raise _wrong(file, following, "a number")
     begins_block = token.type == tokenize.NEWLINE and tokens[number - 1].string == ":"
     if begins_block and following.type != tokenize.INDENT:
       raise _wrong(file, following, f"indented parameters of {tokens[number - 1].line.partition(':')[0].strip()}")
     if token.type == tokenize.INDENT and (number < 2 or tokens[number - 2].string != ":"):
-      raise _wrong(file, following, "a line that is not indented")  # gin-config ignores the indentation
+      # gin-config ignores the indentation.
+      where = f"{Location(file, following.start[0])}: not valid gin"
+      raise UserError(f"{where}: the line is indented, but belongs to no block. Remove the indentation.")
   if opened:
-    raise UserError(f"{Location(file, opened[0].start[0])}: is not gin: {opened[0].string!r} is not closed")
+    raise UserError(
+      f"{Location(file, opened[0].start[0])}: not valid gin: {opened[0].string!r} is not closed. Close the bracket."
+    )
 
 
 def _is_key(token: tokenize.TokenInfo) -> bool:

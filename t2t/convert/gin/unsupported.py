@@ -63,9 +63,8 @@ def not_given(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
     )
   for include, folders in reader.gin.unknown:
     yield GinFinding(
-      f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, nor among the known "
-      "files of"
-      " T5X. Give its folder as --gin_search_paths DIR.",
+      f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, nor among T5X's "
+      "files. Give the folder of this file with --gin_search_paths DIR.",
       True,
     )
 

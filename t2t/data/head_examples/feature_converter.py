@@ -128,9 +128,10 @@ class HeadFeatureConverter:
 
     def refuse(targets):
       raise UserError(
-        f"{self.task}: the label {int(targets.max())} is out of range. Correct it in the data: the head "
-        f"{head.name!r} has {head.num_classes} classes, numbered from 0"
-        + (f": {', '.join(head.labels)}" if head.labels else "")
+        f"{self.task}: the label {int(targets.max())} is out of range, because the head {head.name!r} has "
+        f"{head.num_classes} classes, numbered from 0"
+        + (f" ({', '.join(head.labels)})" if head.labels else "")
+        + ". Correct the label in the data."
       )
 
     return checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)

@@ -92,8 +92,8 @@ def _choice(example: Features, reading: Reading) -> Features:
   def refuse(number) -> tf.Tensor:
     number = int(number)
     raise UserError(
-      f"config.data.inputs_length={reading.length}: too short for an example with {number} candidates, which "
-      f"need at least {LEAST + 4} positions each. Set --config.data.inputs_length={16 * number} or more."
+      f"config.data.inputs_length={reading.length} is too short for an example with {number} candidates. Each "
+      f"candidate needs at least {LEAST + 4} positions. Set --config.data.inputs_length={16 * number} or more."
     )
 
   room = checked(room, room // tf.maximum(number, 1) >= around + LEAST, refuse, number)

@@ -48,8 +48,8 @@ def formats_of(task: seqio.Task) -> list:
   steps = [step for step in task.preprocessors if registry.function_of(step) not in preprocessors.FOR_WRITING]
   if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in steps):
     raise UserError(
-      f"{task.name}: heads need the text of the records, which a cached task does not have. Leave "
-      "config.data.cache_dir empty: --config.data.cache_dir=''"
+      f"{task.name}: heads need the text of the records, but a task with seqio.CacheDatasetPlaceholder is read from a "
+      "cache of tokens. Remove the placeholder from the preprocessors of the task."
     )
   return [step for step in steps if registry.function_of(step) not in _WRITING]
 
@@ -73,10 +73,9 @@ def need_of(task: seqio.Task) -> Need:
   if not kind:
     fields = ", ".join(f"{kind.fields[0]} ({name})" for name, kind in kinds.KINDS.items())
     raise UserError(
-      f"{task.name}: no head can answer this task. Its examples have the fields "
-      f"{', '.join(dataset.element_spec)}; a head needs one of {fields}. For a class head, let the preprocessors "
-      "keep the names of the classes as 'options'. To generate the answer with a decoder instead: "
-      "--config.train.loss=cross_entropy"
+      f"{task.name}: no head can answer this task. The examples have the fields {', '.join(dataset.element_spec)}, but "
+      f"a head needs one of {fields}. For a class head, let the preprocessors keep the names of the classes as "
+      "'options'. To generate the answer with a decoder instead, set --config.train.loss=cross_entropy."
     )
   try:
     # The list reads the iterator to its end: TensorFlow logs a message if an open one is closed when the process exits.
@@ -121,9 +120,9 @@ def heads_of(
     head, earlier_head = (dataclasses.replace(head_config, no_answer=either) for head_config in (head, earlier_head))
     if earlier_head != head:
       raise UserError(
-        f"config.data.mixture: {name} and {task.name} need different heads with the name {need.head!r}: "
-        f"{earlier_head.num_classes} and {head.num_classes} classes ({', '.join(earlier_head.labels)}; "
-        f"{', '.join(head.labels)}). Give one task another name in the field 'head' of its examples."
+        f"config.data.mixture: {name} and {task.name} need different heads with the name {need.head!r}. One head has "
+        f"{earlier_head.num_classes} classes{_listed(earlier_head.labels)}, and the other has {head.num_classes} "
+        f"classes{_listed(head.labels)}. Give the examples of one task another name in their field 'head'."
       )
     heads_by_name[head.name] = head, name
   return tuple(head for head, _ in heads_by_name.values())
@@ -191,8 +190,8 @@ def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
     raise UserError(
       f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} "
       f"classes{_listed(head.labels)}, but {task} needs a {need.kind} head with "
-      f"{need.number}{_listed(need.labels)}. Initialize the head anew: --config.model.heads='()' "
-      f"--config.init.reinit=^heads/{head.name}/"
+      f"{need.number}{_listed(need.labels)}. Give --config.model.heads='()' --config.init.reinit=^heads/{head.name}/ "
+      "to initialize a new head."
     )
   return dataclasses.replace(head, labels=head.labels or need.labels, no_answer=head.no_answer or need.no_answer)
 
@@ -212,8 +211,8 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
   if model_head is None:
     head_names = ", ".join(head.name for head in heads) or "none"
     raise UserError(
-      f"{task.name}: the model has no head {need.head!r} to answer this task; its heads: {head_names}. Fine-tune "
-      f"the model on the task: --config.data.mixture={task.name}"
+      f"{task.name}: the model has no head {need.head!r} to answer this task. Heads of the model: {head_names}. "
+      f"Fine-tune the model on the task with --config.data.mixture={task.name}."
     )
   _checked(model_head, need, task.name)
   return list(heads).index(model_head), need

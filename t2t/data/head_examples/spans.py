@@ -59,13 +59,13 @@ def check(reading: Reading, where: str) -> None:
   if reading.length >= least:
     return
   how_read = (
-    f"in windows that share {OVERLAP} tokens with the previous window and follow a question of up to "
-    f"{MOST_OF_QUESTION} tokens"
+    f"A context is read in windows that overlap by {OVERLAP} tokens. Each window follows a question of up to "
+    f"{MOST_OF_QUESTION} tokens."
   )
   if where:
-    raise UserError(f"{where} {reading.length}: too short, because a context is read {how_read}. Give {least} or more.")
+    raise UserError(f"{where} {reading.length} is too short. {how_read} Give {least} or more.")
   raise UserError(
-    f"config.data.inputs_length={reading.length}: too short, because {reading.task} reads a context {how_read}. "
+    f"config.data.inputs_length={reading.length} is too short for {reading.task}. {how_read} "
     f"Set --config.data.inputs_length={least} or more (BERT: 384)."
   )
 
@@ -141,8 +141,8 @@ def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record:
   if context[start : start + len(text)] != text or start < 0:
     context_part = context[max(start, 0) : max(start, 0) + max(len(text), 1)]
     raise UserError(
-      f"{task}: record {record.decode()!r}: the answer {text!r} is not in the context at character {start}, "
-      f"which has {context_part!r} there. Correct 'answer_start': it counts the characters of the context from 0."
+      f"{task}: record {record.decode()!r}: the answer {text!r} is not in the context at character {start}. The "
+      f"context has {context_part!r} there. Correct 'answer_start', which counts the characters of the context from 0."
     )
   return start, start + len(text)
 

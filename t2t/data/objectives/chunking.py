@@ -128,7 +128,7 @@ def room(sequence_length: Mapping[str, int], reserved: Mapping[str, int], *, sho
   for name, count in reserved.items():
     if sequence_length[name] < count + shortest:
       raise UserError(
-        f"config.data.{name}_length={sequence_length[name]}: too short for this objective; set "
-        f"config.data.{name}_length={count + shortest} or more"
+        f"config.data.{name}_length={sequence_length[name]} is too short for this objective. Set "
+        f"config.data.{name}_length={count + shortest} or more."
       )
   return min(sequence_length[name] - count for name, count in reserved.items())

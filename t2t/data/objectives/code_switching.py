@@ -48,7 +48,9 @@ def _content(path: str) -> bytes:
   try:
     return gcs.read(epath.Path(path).expanduser())
   except OSError as error:
-    raise UserError(f"config.data.dictionary={path}: cannot be read ({error.strerror or error})") from error
+    raise UserError(
+      f"config.data.dictionary={path} cannot be read ({error.strerror or error}). Check the path of the file."
+    ) from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -56,14 +58,19 @@ def _parsed(content: bytes, location: str) -> Mapping[str, tuple[str, ...]]:
   try:
     lines = content.decode("utf-8-sig").split("\n")
   except UnicodeDecodeError as error:
-    raise UserError(f"{location}: not valid UTF-8 (byte {error.start + 1})") from error
+    raise UserError(
+      f"{location} is not valid UTF-8 (byte {error.start + 1}). Save the file with the encoding UTF-8."
+    ) from error
   dictionary: dict[str, list[str]] = {}
   for number, line in enumerate(lines, 1):
     if not line.strip():
       continue
     columns = [column.strip() for column in line.split("\t")]
     if len(columns) != 2 or not all(columns):
-      raise UserError(f"{location}, line {number}: {line.strip()!r} is not a word, a tab and its translation")
+      raise UserError(
+        f"{location}, line {number}: {line.strip()!r} is not a word and a translation, separated by a tab. Correct the "
+        "line."
+      )
     if not _WORD.fullmatch(columns[0]):
       raise UserError(
         f"{location}, line {number}: {columns[0]!r} is not a single word; only single words are replaced. Remove "
@@ -71,7 +78,7 @@ def _parsed(content: bytes, location: str) -> Mapping[str, tuple[str, ...]]:
       )
     dictionary.setdefault(columns[0], []).append(columns[1])
   if not dictionary:
-    raise UserError(f"{location}: has no words; give a word, a tab and its translation on each line")
+    raise UserError(f"{location} has no words. Give a word, a tab and a translation on each line.")
   return {word: tuple(dict.fromkeys(translations)) for word, translations in dictionary.items()}
 
 
@@ -83,17 +90,18 @@ def check(dictionary: str, rate: float, *, objective: str, reads_text: bool) -> 
   """
   if not dictionary:
     raise UserError(
-      f"config.data.switching_rate={rate}: has no effect, because config.data.dictionary is empty. Give "
-      "--config.data.dictionary=FILE.tsv"
+      f"config.data.switching_rate={rate} has no effect, because config.data.dictionary is empty. Give "
+      "--config.data.dictionary=FILE.tsv, or leave config.data.switching_rate out."
     )
   if not reads_text:
     raise UserError(
-      f"config.data.dictionary={dictionary}: works only with objectives of plain text, and "
-      f"config.data.objective={objective} reads annotations or pairs; leave it empty"
+      f"config.data.dictionary={dictionary} works only with objectives of plain text, but "
+      f"config.data.objective={objective} reads annotations or pairs. Leave config.data.dictionary empty."
     )
   if not 0 < rate <= 1:
     raise UserError(
-      f"config.data.switching_rate={rate}: must be above 0 and at most 1; or set config.data.dictionary to nothing"
+      f"config.data.switching_rate={rate}: the rate must be above 0 and at most 1. Correct the rate, or leave "
+      "config.data.dictionary empty."
     )
 
 

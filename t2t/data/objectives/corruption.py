@@ -76,12 +76,14 @@ def check_noise(noise_density: float, mean_noise_span_length: float | None = Non
   all_is_noise = noise_density == 1 and mean_noise_span_length is None
   if not 0 < noise_density < 1 and not all_is_noise:
     raise UserError(
-      f"config.data.noise_density={noise_density}: must be between 0 and 1"
-      + (", and below 1 for noise spans" if noise_density == 1 else "")
-      + "; T5 uses 0.15"
+      f"config.data.noise_density={noise_density}: the value must be "
+      + ("below 1 for noise spans" if noise_density == 1 else "between 0 and 1")
+      + " (T5 uses 0.15)"
     )
   if mean_noise_span_length is not None and mean_noise_span_length < 1:
-    raise UserError(f"config.data.mean_noise_span_length={mean_noise_span_length}: must be at least 1; T5 uses 3.0")
+    raise UserError(
+      f"config.data.mean_noise_span_length={mean_noise_span_length}: the value must be at least 1 (T5 uses 3.0)"
+    )
 
 
 def check_lengths(
@@ -122,8 +124,8 @@ def check_mixture(
   if inputs_length < shortest:
     mode = f"{mode_length} mode tokens, " if mode_length else ""
     raise UserError(
-      f"config.data.inputs_length={inputs_length}: too short for {mode}one token, a sentinel and EOS; set "
-      f"config.data.inputs_length={shortest} or more (T5 uses 512)"
+      f"config.data.inputs_length={inputs_length} is too short for {mode}one token, a sentinel and EOS. Set "
+      f"config.data.inputs_length={shortest} or more (T5 uses 512)."
     )
   lengths = [
     span_lengths(inputs_length - mode_length, noise_density=density, mean_noise_span_length=mean)
@@ -142,16 +144,16 @@ def check_fit(lengths: Sequence[SpanLengths], inputs_length: int, targets_length
   longest = max(lengths, key=lambda kind: kind.targets)
   if longest.targets > targets_length:
     raise UserError(
-      f"config.data.targets_length={targets_length} is too short: inputs_length={inputs_length} holds "
-      f"{longest.raw} tokens of text, whose targets have {longest.targets} tokens; set "
-      f"config.data.targets_length={longest.targets}"
+      f"config.data.targets_length={targets_length} is too short. With config.data.inputs_length={inputs_length}, the "
+      f"{longest.raw} tokens of a text have {longest.targets} target tokens. Set "
+      f"config.data.targets_length={longest.targets}."
     )
   spans = max(kind.spans for kind in lengths)
   if spans > extra_ids:
     raise UserError(
-      f"config.data.extra_ids={extra_ids}: inputs_length={inputs_length} gives {spans} noise spans, which need a "
-      f"sentinel each; set config.data.extra_ids={spans} (and enough config.model.vocab_size) or a shorter "
-      "config.data.inputs_length"
+      f"config.data.extra_ids={extra_ids} is too small. config.data.inputs_length={inputs_length} gives {spans} noise "
+      f"spans, and each span needs a sentinel. Set config.data.extra_ids={spans} with enough config.model.vocab_size, "
+      "or lower config.data.inputs_length."
     )
 
 

@@ -42,11 +42,11 @@ def checked(ranges: Sequence[Sequence[int]], length: int, *, location: str) -> n
   for start, end in sorted_ranges.tolist():
     if not 0 <= start < end <= length:
       raise UserError(
-        f"{location}: [{start}, {end}] is not a part of the text, which has {length} characters; fix the range"
+        f"{location}: [{start}, {end}] is not a range in the text of {length} characters. Correct the range."
       )
   for (first, behind), (start, end) in zip(sorted_ranges[:-1].tolist(), sorted_ranges[1:].tolist(), strict=True):
     if start < behind:
-      raise UserError(f"{location}: [{first}, {behind}] and [{start}, {end}] overlap; keep one of them")
+      raise UserError(f"{location}: [{first}, {behind}] and [{start}, {end}] overlap. Remove one of these ranges.")
   return sorted_ranges.astype(np.int32)
 
 
@@ -84,8 +84,8 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
   if "entities" not in dataset.element_spec:
     field_names = ", ".join(dataset.element_spec)
     raise UserError(
-      "config.data.objective=annotated_masked_lm: records of the source have no field 'entities' with [start, "
-      f"end] of each phrase, [n, 2]; fields: {field_names}. Name the field by config.data.annotations."
+      "config.data.objective=annotated_masked_lm: records of the source have no field 'entities' with [start, end] of "
+      f"each phrase. Set config.data.annotations to the name of such a field. Fields of the records: {field_names}."
     )
   starts_word = vocabularies.starts_word(vocabulary)
 

@@ -204,7 +204,8 @@ def _take_out(
   inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
   if inputs_length < 3:
     raise UserError(
-      f"config.data.inputs_length={inputs_length}: too short for two tokens and EOS; set it to 3 or more (T5 uses 512)"
+      f"config.data.inputs_length={inputs_length} is too short for two tokens and EOS. Set config.data.inputs_length=3 "
+      "or more (T5 uses 512)."
     )
   raw = 2
   while sizes(raw + 1)[0] <= inputs_length:

@@ -81,9 +81,9 @@ def mass_in_place(
   longest = max(round(length * noise_density), 1) + 1
   if longest > sequence_length["targets"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']} is too short: {longest - 1} of the {length} text "
-      f"tokens of inputs_length={sequence_length['inputs']} are targets, followed by EOS; set "
-      f"config.data.targets_length={longest}"
+      f"config.data.targets_length={sequence_length['targets']} is too short. With "
+      f"config.data.inputs_length={sequence_length['inputs']} the targets are {longest - 1} of {length} text tokens, "
+      f"and EOS. Set config.data.targets_length={longest}."
     )
   dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 

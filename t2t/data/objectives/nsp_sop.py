@@ -212,8 +212,8 @@ def masked_pairs(
   vocabulary = output_features["targets"].vocabulary
   if sequence_length["targets"] < sequence_length["inputs"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']}: masked language models need one target per "
-      f"input; set config.data.targets_length={sequence_length['inputs']}"
+      f"config.data.targets_length={sequence_length['targets']} is too short: masked language models need one target "
+      f"per input. Set config.data.targets_length={sequence_length['inputs']}."
     )
   around = special_tokens.Framing.of(vocabulary, "encoder_only")
   length = sequence_length["inputs"]

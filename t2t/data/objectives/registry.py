@@ -395,9 +395,9 @@ def _objective(name: str) -> Objective:
 
     canonical_name = other_names.name_here(name)
     spelled = name.lower().replace("-", "_") if name.lower().replace("-", "_") in OBJECTIVES else canonical_name
-    hint = f"; give {spelled}." if spelled else did_you_mean(name, OBJECTIVES) or "."
+    hint = f"; the name in t2t is {spelled}." if spelled else did_you_mean(name, OBJECTIVES) or "."
     raise UserError(
-      f"config.data.objective={name}: no such objective{hint} Give one of: {', '.join(sorted(OBJECTIVES))}"
+      f"config.data.objective={name}: no such objective{hint} Known objectives: {', '.join(sorted(OBJECTIVES))}."
     )
   return OBJECTIVES[name]
 
@@ -433,7 +433,7 @@ def preprocessors(
   for key, value in {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}.items():
     if value and key not in objective.published:
       raise UserError(
-        f"config.data.{key}={value}: has no effect with config.data.objective={name}; set config.data.{key}=0.0"
+        f"config.data.{key}={value} has no effect with config.data.objective={name}. Set config.data.{key}=0.0."
       )
     if value:
       options[key] = value
@@ -448,8 +448,8 @@ def preprocessors(
   if both_directions and not objective.parallel:
     reading = ", ".join(objective_name for objective_name, candidate in OBJECTIVES.items() if candidate.parallel)
     raise UserError(
-      f"config.data.both_directions=True: needs texts with translations, which config.data.objective={name} does "
-      f"not read. Give an objective that does: {reading}."
+      f"config.data.both_directions=True needs texts with translations, but config.data.objective={name} reads no "
+      f"translations. Give one of the objectives {reading}."
     )
   if both_directions or any(tags):
     steps.insert(0, functools.partial(_imported("sentence_pairs.directed"), tags=tags, both_directions=both_directions))
@@ -541,7 +541,8 @@ def check_fits(name: str, architecture: str, *, where: str = "") -> None:
     fitting = sorted(
       objective_name for objective_name, objective in OBJECTIVES.items() if architecture in objective.architectures
     )
-    subject = f"{where}: its objective {name}" if where else f"config.data.objective={name}"
+    subject = f"{where}: the objective {name}" if where else f"config.data.objective={name}"
     raise UserError(
-      f"{subject} does not fit config.model.architecture={architecture}; give one of: {', '.join(fitting)}"
+      f"{subject} does not fit config.model.architecture={architecture}. Give one of the objectives "
+      f"{', '.join(fitting)}."
     )

@@ -175,8 +175,8 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
   if missing := [name for name in names if name not in dataset.element_spec]:
     field_names = ", ".join(dataset.element_spec)
     raise UserError(
-      f'records of the source have no field {missing[0]!r}; pairs of texts need "first" and "second", which '
-      f"`preprocessors.pairs` makes of two fields; fields: {field_names}"
+      f"records of the source have no field {missing[0]!r}, only the fields {field_names}. Pairs of texts need the "
+      "fields 'first' and 'second'. To make these of two other fields, add `preprocessors.pairs` to the task."
     )
   ids = lambda features: {
     name: x if name == "swapped" else tf.cast(vocabulary.encode_tf(x), tf.int32)

@@ -69,8 +69,8 @@ def translation_lm(
   vocabulary = output_features["targets"].vocabulary
   if sequence_length["targets"] < sequence_length["inputs"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']}: masked language models need one target per "
-      f"input; set config.data.targets_length={sequence_length['inputs']}"
+      f"config.data.targets_length={sequence_length['targets']} is too short: masked language models need one target "
+      f"per input. Set config.data.targets_length={sequence_length['inputs']}."
     )
   begin, end = masking.special_ids(vocabulary)
   room = chunking.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2)

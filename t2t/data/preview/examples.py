@@ -128,9 +128,9 @@ def _preview(
   if not examples:
     read = any(_read(subtask, split, 1) for subtask in tasks_of(task, split))
     reason = (
-      "its preprocessors drop all records of the source; check the steps that filter"
+      "its preprocessors drop all records of the source. Check the preprocessors that filter records."
       if read
-      else "its source has no record; check the files of the split"
+      else "its source has no record. Check the files of the split."
     )
     raise UserError(f"{task.name}, split {split}: no example, because {reason}")
   # Takes the examples from memory, so that the preprocessors do not run again.

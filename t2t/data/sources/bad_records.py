@@ -35,12 +35,14 @@ class NoExamples(UserError):
   def __init__(self, task: str, split: str, num_records: int):
     self.num_records = num_records
     why = (
-      f"its preprocessors keep none of the {num_records:,} records that were read. Check its filters, and the lengths"
-      " that it needs, with `t2t tasks show`"
+      f"the preprocessors of the task keep none of the {num_records:,} records that were read. Check the filters and"
+      " lengths of the task with `t2t tasks show`"
       if num_records
-      else "its source has no record. Check its files"
+      else "the source of the task has no record. Check the files of the source"
     )
-    super().__init__(f"{task}: split {split!r} has no example: {why}; or give another split, or leave the task out")
+    super().__init__(
+      f"{task}: split {split!r} has no example, because {why}, give another split, or leave the task out."
+    )
 
 
 class DamagedRecord(bytes):
@@ -98,7 +100,7 @@ class Tally:
     if bad > self._share * max(seen, _LEAST_RECORDS):
       raise UserError(
         f"{error}\n{bad:,} of the {seen:,} records that this process has read are malformed, more than "
-        f"config.data.max_bad_record_fraction={self._share:g} allows; correct the files, or raise the fraction"
+        f"config.data.max_bad_record_fraction={self._share:g} allows; correct the files, or raise the allowed fraction"
       ) from error
     if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):
       console.tell(f"skipped malformed record {bad:,} of {seen:,}: {error}")
@@ -154,6 +156,11 @@ def numbered(
   except UserError:
     raise
   except (ValueError, *compression.DAMAGED) as error:
-    raise UserError(f"{where}: {path}: {broken} after {unit} {number} ({error})") from error
+    raise UserError(
+      f"{where}: {path}: {broken} after {unit} {number} ({error}). Repair the file, or copy or download the file again."
+    ) from error
   except OSError as error:
-    raise UserError(f"{where}: {path}: cannot be read after {unit} {number} ({error.strerror or error})") from error
+    raise UserError(
+      f"{where}: {path} cannot be read after {unit} {number} ({error.strerror or error}); check the disk or network of"
+      " the file, and try again"
+    ) from error

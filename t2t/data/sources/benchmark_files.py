@@ -332,8 +332,8 @@ class BenchmarkSource(named.FolderSource):
       return folder
     names = sorted(child.name for child in folder.iterdir())
     raise UserError(
-      f"{self._where}: has no folder {layout_folder} for {self._task}; it contains "
-      f"{', '.join(names) or 'nothing'}; {_LEAVE_OUT}"
+      f"{self._where} has no folder {layout_folder!r} for {self._task} (found: {', '.join(names) or 'nothing'}). Add"
+      f" this folder with the released files. {_LEAVE_OUT}"
     )
 
   @functools.cached_property
@@ -351,7 +351,8 @@ class BenchmarkSource(named.FolderSource):
       matches = next(filter(None, (fnmatch.filter(paths, stem) for stem in (split, *stems))), [])
       if len(matches) > 1:
         raise UserError(
-          f"{self._where}: has several files for the split {split}: {', '.join(matches)}; move each into its own folder"
+          f"{self._where}: several files match the split {split!r}: {', '.join(matches)}; leave only one of these files"
+          " in the folder"
         )
       if matches:
         files[split] = paths[matches[0]]
@@ -370,8 +371,8 @@ class BenchmarkSource(named.FolderSource):
       expected_names = " or ".join(f"{stem}{self._layout.suffixes[0]}" for stem in stems)
       raise UserError(
         f"{self._where}: {self._task} has no split {split!r}, because there is no file "
-        f"{self._task_folder()}/{expected_names}; its splits are {', '.join(files) or 'none'}; set "
-        f"--config.data.train_split or --config.data.eval_split to one of them, or {_LEAVE_OUT}"
+        f"{self._task_folder()}/{expected_names}. Known splits: {', '.join(files) or 'none'}. Set "
+        f"--config.data.train_split or --config.data.eval_split to a known split. {_LEAVE_OUT}"
       )
     return files[split]
 
@@ -469,7 +470,8 @@ class BenchmarkSource(named.FolderSource):
 
 
 _LEAVE_OUT = (
-  "leave the task out: --config.data.mixture=A,B,C names tasks to train on, --config.eval.tasks=A,B,C tasks to evaluate"
+  "To leave the task out, list only other tasks in --config.data.mixture=A,B,C (training) and --config.eval.tasks=A,B,C"
+  " (evaluation)."
 )
 
 
@@ -481,7 +483,7 @@ def _read(
   del stamp  # cache key: changes with the file
   records = list(_LAYOUTS[benchmark][name].read(path, where, labels))
   if not records:
-    raise UserError(f"{where}: {path}: contains no record; give the released file")
+    raise UserError(f"{where}: {path} contains no record; download the released file again")
   return len(records), _column(records)
 
 

@@ -20,6 +20,8 @@ from t2t.storage import encoding
 
 Record = dict[str, Any]
 
+_REMEDY = "Correct the file, or download the file again."
+
 
 # ---- Fields of a record ----------------------------------------------------------------------------------------------
 
@@ -32,17 +34,25 @@ def _kind(value: Any) -> str:
 def _field(row: Mapping[str, Any], name: str, kind: type, location: str) -> Any:
   """Returns a field of a JSON object after checking its type."""
   if not isinstance(row, Mapping):
-    raise UserError(f"{location}: is {_kind(row)}, not an object with a field {name!r}")
+    raise UserError(f"{location}: expected an object with a field {name!r}, not {_kind(row)}. {_REMEDY}")
   if name not in row:
-    raise UserError(f"{location}: has no field {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+    raise UserError(f"{location}: no field {name!r} (fields: {', '.join(map(repr, row)) or 'none'}). {_REMEDY}")
   value = row[name]
   if kind is int and isinstance(value, str) and value.isdecimal():
     value = int(value)  # AX-b has its numbers as strings
   if not isinstance(value, kind):
-    raise UserError(f"{location}: field {name!r} is {_kind(value)}, not {_kind(kind())}")
+    raise UserError(f"{location}: field {name!r} is {_kind(value)}, not {_kind(kind())}. {_REMEDY}")
   if kind is str and (reason := encoding.unpaired_surrogate(value)):
     raise UserError(f"{location}: field {name!r} {reason}")
   return value
+
+
+def _no_column(column: str, header: Sequence[str], location: str) -> str:
+  return f"{location}: no column {column!r} (columns: {', '.join(map(repr, header))}). {_REMEDY}"
+
+
+def _row_length(cells: Sequence[str], header: Sequence[str], location: str, remedy: str = _REMEDY) -> str:
+  return f"{location}: the row has {len(cells)} column(s), not {len(header)} ({', '.join(header)}). {remedy}"
 
 
 def _label(value: Any, labels: Sequence[str], location: str) -> int:
@@ -55,14 +65,17 @@ def _label(value: Any, labels: Sequence[str], location: str) -> int:
     value = int(value)
   if isinstance(value, int) and 0 <= value < len(labels):
     return int(value)
-  raise UserError(f"{location}: label {value!r} is not one of {', '.join(labels)} (or their numbers from 0)")
+  raise UserError(
+    f"{location}: label {value!r} is not valid. Give one of {', '.join(labels)}, or a number from 0 to"
+    f" {len(labels) - 1}."
+  )
 
 
 def _number(value: str | None, location: str) -> float:
   try:
     return -1.0 if value is None else float(value)
   except ValueError as error:
-    raise UserError(f"{location}: label {value!r} is not a number") from error
+    raise UserError(f"{location}: label {value!r} is not a number. {_REMEDY}") from error
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -77,13 +90,14 @@ def _lines(path: str, where: str) -> list[str]:
       f"{where}: {path}, line {number}: not valid UTF-8 ({error.reason}); {encoding.remedy(error.object)}"
     ) from error
   except (OSError, tf.errors.OpError) as error:
-    raise UserError(f"{where}: {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    reason = getattr(error, "strerror", None) or error
+    raise UserError(f"{where}: {path} cannot be read ({reason}); check the path and permissions of the file") from error
   return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def _not_json(error: ValueError | RecursionError, text: str, location: str) -> UserError:
   reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-  return UserError(f"{location}: not JSON ({reason}): {text if len(text) <= 60 else text[:60] + '...'}")
+  return UserError(f"{location}: {text if len(text) <= 60 else text[:60] + '...'!r} is not JSON ({reason}). {_REMEDY}")
 
 
 def _json_lines(path: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -198,14 +212,14 @@ def xnli(path: str, where: str, labels: Sequence[str], *, language: str) -> Iter
   header = lines[0].split("\t")
   for column in ("language", "gold_label", "sentence1", "sentence2"):
     if column not in header:
-      raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
+      raise UserError(_no_column(column, header, f"{where}: {path}, line 1"))
   for number, line in enumerate(lines[1:], 2):
     cells = line.split("\t")
     location = f"{where}: {path}, line {number}"
     if not line.strip():
       continue
     if len(cells) != len(header):
-      raise UserError(f"{location}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
+      raise UserError(_row_length(cells, header, location))
     row = dict(zip(header, cells, strict=True))
     if row["language"] == language:
       yield {
@@ -242,20 +256,21 @@ def quoted(
   header = list(columns) or next(rows, [])
   for column in (*texts, "label"):
     if column not in header:
-      raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
+      raise UserError(_no_column(column, header, f"{where}: {path}, line 1"))
   for cells in rows:
     location = f"{where}: {path}, line {rows.line_num}"
     if not cells:
       continue
     if len(cells) != len(header):
-      raise UserError(f"{location}: has {len(cells)} column(s) and not {len(header)}: {', '.join(header)}")
+      raise UserError(_row_length(cells, header, location))
     row = dict(zip(header, cells, strict=True))
     number = int(row["label"]) - first_label if row["label"].isdecimal() else -1
     if 0 <= number < len(labels):
       yield {name: row[name] for name in texts} | {"label": number}
     elif not left_out:
       raise UserError(
-        f"{location}: label {row['label']!r} is not one of {', '.join(labels)}, numbered from {first_label}"
+        f"{location}: label {row['label']!r} is not valid. Give a number from {first_label} to"
+        f" {first_label + len(labels) - 1} ({', '.join(labels)})."
       )
 
 
@@ -266,7 +281,10 @@ def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   for name in ("neg", "pos"):
     folder = epath.Path(path) / name
     if not folder.is_dir():
-      raise UserError(f"{where}: {path}: has no folder {name}, with a file for each review")
+      raise UserError(
+        f"{where}: {path} has no folder {name!r}. Unpack the released files again: neg and pos contain a file for each"
+        " review."
+      )
     review_files += [(file.name, file, name) for file in folder.iterdir() if file.suffix == ".txt"]
   read = lambda file: "\n".join(_lines(str(file), where)).strip()
   review_files.sort()
@@ -308,8 +326,8 @@ def columns(
       location = f"{where}: {path}, line {number}"
       cells += [untagged] if untagged and len(cells) == 1 else []
       if len(cells) != len(names):
-        filled = "; write - for missing columns" if delimiter is None and len(cells) < len(names) else ""
-        raise UserError(f"{location}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}{filled}")
+        is_filled = delimiter is None and len(cells) < len(names)
+        raise UserError(_row_length(cells, names, location, "Write - for missing columns." if is_filled else _REMEDY))
       tag = cells[names.index(tags)]
       sentence[0].append(cells[names.index(words)].removeprefix(begins))
       sentence[1].append(_number_of_tag(tag, labels, location))
@@ -320,7 +338,7 @@ def columns(
 
 def _number_of_tag(tag: str, labels: Sequence[str], location: str) -> int:
   if tag not in labels:
-    raise UserError(f"{location}: tag {tag!r} is not one of {', '.join(labels)}")
+    raise UserError(f"{location}: unknown tag {tag!r}. Known tags: {', '.join(labels)}.")
   return labels.index(tag)
 
 
@@ -344,15 +362,17 @@ def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
     if line.strip():
       cells = line.rstrip("\r\n").split("\t")
       if len(cells) != _CONLLU_COLUMNS:
-        hint = "; columns are separated by tabs" if len(cells) == 1 else ""
-        raise UserError(f"{where}: {path}, line {number}: has {len(cells)} column(s) and not {_CONLLU_COLUMNS}{hint}")
+        remedy = "Separate columns by tabs." if len(cells) == 1 else _REMEDY
+        raise UserError(
+          f"{where}: {path}, line {number}: the row has {len(cells)} column(s), not {_CONLLU_COLUMNS}. {remedy}"
+        )
       word_number, form, tag = cells[0], cells[1], cells[3]
       if re.fullmatch(r"\d+[-.]\d+", word_number):
         continue
       if not re.fullmatch(r"\d+", word_number) or int(word_number) != len(tokens) + 1:
         raise UserError(
-          f"{where}: {path}, line {number}: word {word_number!r} comes after {len(tokens)} words of its "
-          "sentence; number words from 1, and end each sentence with an empty line"
+          f"{where}: {path}, line {number}: the word number is {word_number!r}, not {len(tokens) + 1}. Number the words"
+          " of each sentence from 1, and end each sentence with an empty line."
         )
       tokens.append(form)
       tags.append(_number_of_tag(tag, labels, f"{where}: {path}, line {number}"))
@@ -398,7 +418,7 @@ def table(
     first = 1
   for column in columns.values():
     if column not in header:
-      raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
+      raise UserError(_no_column(column, header, f"{where}: {path}, line 1"))
   needed = {name: header.index(column) for name, column in columns.items()}
   label_column = header.index(label) if label in header else None
   most, left_out = max(*needed.values(), label_column or 0), 0
@@ -411,7 +431,7 @@ def table(
       if broken_rows:
         left_out += 1
         continue
-      raise UserError(f"{location}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
+      raise UserError(_row_length(cells, header, location))
     value = None if label_column is None else cells[label_column]
     yield {name: cells[column] for name, column in needed.items()} | {
       "label": _label(value, labels, location) if labels else _number(value, location),

@@ -40,19 +40,15 @@ def beside(path: str, *, translation: str, where: str) -> str:
   old, separator, new = translation.partition("=")
   if kind == "text" and separator and old != new and path.endswith(old):
     return path.removesuffix(old) + new
-  accepted = (
-    "a .tsv with two columns, JSON lines or CSV with two fields, a .tmx, or the ends of parallel file names, "
-    "'.en.txt=.fr.txt'"
-  )
+  parallel = "the ends of both file names, for example config.data.translation=.en.txt=.fr.txt"
   if kind == "text" and separator:
     raise UserError(
-      f"{where}: {path}: its name does not end in {old!r}, the first part of "
-      f"config.data.translation={translation}; give the end of the file name, =, and the end of the name of its "
-      "translation"
+      f"{where}: {path} does not end in {old!r}, the first part of config.data.translation={translation}. Give"
+      f" {parallel}."
     )
   raise UserError(
-    f"{where}: {path}: has no translations; config.data.translation={translation} names a field of JSON lines. Give"
-    f" {accepted}"
+    f"{where}: {path} has no translations for config.data.translation={translation}. Give a .tsv with two columns, JSON"
+    f" lines or CSV with two fields, or a .tmx. For parallel text files, give {parallel}."
   )
 
 
@@ -67,8 +63,8 @@ def lines(path: str, other_path: str, *, where: str) -> Iterator[tuple[int, Alig
     if line is None or translation is None:
       longer, shorter = (other_path, path) if line is None else (path, other_path)
       raise UserError(
-        f"{where}: {longer}, line {number}: has no counterpart in {shorter}, which has fewer lines; in parallel "
-        "files each line translates the line with the same number"
+        f"{where}: {longer}, line {number}: {shorter} has no line {number}. Correct the files: lines with the same"
+        " number must be translations of each other."
       )
     yield number, Aligned(line[1], translation[1], other_path)
 
@@ -95,8 +91,9 @@ def check(files: Sequence[str], *, field: str, translation: str, where: str, mos
   if not translation:
     if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
       raise UserError(
-        f"{where}: {alone[0]}: has texts and translations, which only the objectives translation, text_to_text "
-        "and translation_lm read; for others give a file for each language: `cut -f1` extracts the first"
+        f"{where}: {alone[0]} has texts and translations, but this objective reads no translations. Set"
+        f" {section}.objective to translation, text_to_text or translation_lm, or give a file for each language."
+        " `cut -f1` extracts the first column."
       )
     return
   paths_beside = {
@@ -122,8 +119,8 @@ def check_used(files: Sequence[str], *, translation: str, where: str) -> None:
   """
   if "=" in translation and all(text_files.kind(path, where=where) == "pairs" for path in files):
     raise UserError(
-      f"{where}={translation}: applies to parallel text files, but {files[0]} has the translations in its second "
-      f"column; leave {where} out"
+      f"{where}={translation} applies only to parallel text files, but {files[0]} has the translations in the second"
+      f" column; leave {where} out"
     )
 
 

@@ -82,22 +82,22 @@ def rows(
         yield number, {name: value for name, value in zip(header, row, strict=True) if name}
     elif row and row != [""]:
       reason = (
-        f"has {'no' if len(row) == 1 else f'{len(row)} fields, separated by'} {_DELIMITER_NAMES[delimiter]},"
+        f"the row has {'no' if len(row) == 1 else f'{len(row)} fields, separated by'} {_DELIMITER_NAMES[delimiter]},"
         f" but the header has {len(header)} fields"
       )
       hint = (
-        "separate fields by one tab; if a field contains a tab or a line break, write the table as CSV"
+        "Separate fields by one tab. If a field contains a tab or a line break, write the table as CSV."
         if tabs
         else _quote_hint(delimiter)
       )
-      yield number, bad_records.DamagedRecord(b"", f"{reason}; {hint}")
+      yield number, bad_records.DamagedRecord(b"", f"{reason}. {hint}")
 
 
 def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False) -> list[str]:
   """Returns the column names; arguments and errors as in `rows`, but a file without lines is an error."""
   _, names, _ = next(_fields(lines, path=path, where=where, tabs=tabs), (0, None, ""))
   if names is None:
-    raise UserError(f"{where}: {path}: is empty; the first line must name the columns")
+    raise UserError(f"{where}: {path} is empty; give a table with the names of the columns in the first line")
   return [name for name in names if name]
 
 
@@ -113,9 +113,10 @@ def _fields(
     first = next(numbered, "")
     separator = _SEPARATOR.fullmatch(first)
     if separator and separator[1] not in _DELIMITERS:
-      named = ", ".join(_DELIMITER_NAMES.values())
+      *names, last = _DELIMITER_NAMES.values()
       raise UserError(
-        f"{where}: {path}, line 1: {first.strip()!r}: this separator is not supported; separate columns by {named}"
+        f"{where}: {path}, line 1: the separator in {first.strip()!r} is not supported; separate columns by"
+        f" {', '.join(names)} or {last}"
       )
     if separator:
       first = next(numbered, "")
@@ -175,12 +176,12 @@ def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> s
   if [field.lstrip(" ") for field in unspaced_row] == [field.lstrip(" ") for field in row]:
     return ""
   name = _DELIMITER_NAMES[delimiter].removesuffix("s")
-  return f'a quote follows a {name} and a space, where it quotes nothing; remove the space: {delimiter}"..."'
+  return f'a quote after a {name} and a space quotes nothing; remove the space: {delimiter}"..."'
 
 
 def _quote_hint(delimiter: str) -> str:
   name = _DELIMITER_NAMES[delimiter].removesuffix("s")
-  return f'put a field that has a {name} or a line break in quotes: "..."'
+  return f'Put a field with a {name} or a line break in quotes: "...".'
 
 
 def _csv_reason(error: csv.Error) -> str:
@@ -188,10 +189,10 @@ def _csv_reason(error: csv.Error) -> str:
   if "new-line character" in message:
     return "lines end in carriage returns without line feeds; convert the file, for example with `tr '\\r' '\\n'`"
   if "expected after" in message:
-    return 'a quote is inside a quoted field; double it: ""'
+    return 'a quote is inside a quoted field; double the inner quote: ""'
   if "unexpected end" in message:
-    return "a quote is opened here and never closed; close it"
-  return f"not CSV ({message})"
+    return "a quote is opened here and never closed; close the quote"
+  return f"not CSV ({message}); correct the row"
 
 
 def _tab_row(line: str) -> list[str]:
@@ -209,15 +210,16 @@ def _unquoted(field: str) -> str:
 def _checked_header(row: Sequence[str], delimiter: str, *, location: str) -> list[str]:
   names = [name.strip() for name in row]
   if not any(names):
-    raise UserError(f"{location}: has no header; the first line must name the columns, separated by commas or tabs")
+    raise UserError(f"{location}: no header; name the columns in the first line, separated by commas or tabs")
   for i, name in enumerate(names):
     if not name and i:
       raise UserError(
-        f"{location}: column {i + 1} of the header has no name; name each column, once, in a line above the first row"
+        f"{location}: column {i + 1} of the header has no name; give each column a different name in a line above the"
+        " first row"
       )
     if names.count(name) > 1:
       raise UserError(
-        f"{location}: the header names {name!r} {names.count(name)} times, separated by {_DELIMITER_NAMES[delimiter]};"
-        " name each column, once"
+        f"{location}: the header, separated by {_DELIMITER_NAMES[delimiter]}, names {name!r} {names.count(name)} times;"
+        " give each column a different name"
       )
   return names

@@ -45,7 +45,7 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
   if value is None:
     raise UnreadableField(is_null(field, key))
   if not isinstance(value, str):
-    raise UnreadableField(f"field {field!r} is a {json_type(value)}, not a string; {key}{_suggestion(record)}")
+    raise UnreadableField(f"field {field!r} has type {json_type(value)}, not string; {key}{_suggestion(record)}")
   if reason := encoding.unpaired_surrogate(value):
     raise UnreadableField(f"field {field!r} {reason}")
   return value
@@ -53,10 +53,8 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
 
 def is_null(field: str, key: str) -> str:
   """Returns the message for a field that is null."""
-  left_out = (
-    ", or skip a fraction of the records: --config.data.max_bad_record_fraction=0.001" if "config." in key else ""
-  )
-  return f"{field!r} is null; remove the record{left_out}"
+  left_out = ", or skip malformed records with --config.data.max_bad_record_fraction=0.001" if "config." in key else ""
+  return f"field {field!r} is null; remove the record{left_out}"
 
 
 def find(record: Mapping[str, Any], field: str, *, key: str = "") -> Any:
@@ -70,8 +68,8 @@ def find(record: Mapping[str, Any], field: str, *, key: str = "") -> Any:
   try:
     return _walk(record, field.split("."))
   except (KeyError, IndexError, TypeError):
-    item_fields = listed(record)
-    raise Missing(f"has no field {field!r}; it has {item_fields}; {key}{_suggestion(record)}".rstrip("; ")) from None
+    names = listed(record)
+    raise Missing(f"no field {field!r} (fields: {names}); {key}{_suggestion(record)}".rstrip("; ")) from None
 
 
 def _walk(value: Any, names: Sequence[str]) -> Any:
@@ -96,16 +94,16 @@ def _strings(value: Any, field: str, key: str) -> Iterator[str]:
     elif isinstance(item, Mapping):
       paths = [f"{field}.{path}" for path in _paths(item)]
       raise UnreadableField(
-        f"field {field!r} is a list of objects with {listed(item)}, not a string; "
+        f"field {field!r} is a list of objects (fields: {listed(item)}), not a string; {key}"
         + (
-          f"give {likeliest(paths)!r} for the text of each object, joined by line breaks, or "
-          f"{field + '.0' + likeliest(paths).removeprefix(field)!r} for that of the first"
+          f": {likeliest(paths)!r} reads all objects, joined by line breaks, and "
+          f"{field + '.0' + likeliest(paths).removeprefix(field)!r} reads the first"
           if paths
-          else key
+          else ""
         )
       )
     elif item is not None:
-      raise UnreadableField(f"field {field!r} is a list with a {json_type(item)}, not of strings; {key}")
+      raise UnreadableField(f"field {field!r} is a list with an element of type {json_type(item)}, not string; {key}")
 
 
 def _paths(value: Mapping[str, Any], depth: int = _DEPTH) -> Iterator[str]:
@@ -141,4 +139,4 @@ def json_type(value: Any) -> str:
 def listed(names: Mapping | Sequence[str]) -> str:
   """Returns the first names, quoted."""
   quoted = [repr(name) for name in names]
-  return (", ".join(quoted[:10]) + (", ..." if len(quoted) > 10 else "")) or "no fields at all"
+  return (", ".join(quoted[:10]) + (", ..." if len(quoted) > 10 else "")) or "none"

@@ -95,7 +95,8 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   smallest = sum(number for number, file_hash in zip(copies, hashes, strict=True) if file_hash == min(hashes))
   if not documents:
     raise UserError(
-      f"{where}: no text in {_listing(paths)}: all records are blank, or there are none; give files with text"
+      f"{where}: no text in {_listing(paths)}; all records are blank, or the files have no records. Give files with"
+      " text."
     )
   scanned = Scan(complete, documents, characters, min(hashes), held_out, smallest, size)
   try:
@@ -128,4 +129,4 @@ def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: st
 
 
 def _listing(paths: Sequence[str]) -> str:
-  return paths[0] if len(paths) == 1 else f"{len(paths)} files from {paths[0]} on"
+  return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more file(s)"

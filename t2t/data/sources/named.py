@@ -53,7 +53,7 @@ class NamedSource(seqio.DataSource):
     except (UserError, *passes):
       raise
     except Exception as error:  # a user-defined source may raise anything
-      raise failure(error, self.task, what=f"its source ({type(self.source).__name__}) fails") from error
+      raise failure(error, self.task, what=f"the source ({type(self.source).__name__}) fails") from error
 
   @property
   def splits(self) -> Sequence[str]:
@@ -93,7 +93,7 @@ def in_pipeline(error: tf.errors.OpError, name: str) -> UserError:
     name: of the task or mixture.
   """
   cause = files.user_error(error)
-  return cause if isinstance(cause, UserError) else failure(error, name, what="its source or a preprocessor fails")
+  return cause if isinstance(cause, UserError) else failure(error, name, what="the source or a preprocessor fails")
 
 
 def failure(error: Exception, task: str, *, what: str) -> UserError:

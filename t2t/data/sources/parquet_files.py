@@ -25,7 +25,9 @@ def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
     if getattr(error, "errno", None) is not None:
       raise  # an error of the system, not of the file
-    raise UserError(f"{where}: {path}: not a readable Parquet file ({_first_line(error)})") from error
+    raise UserError(
+      f"{where}: {path} is not a readable Parquet file ({_first_line(error)}). Copy or download the file again."
+    ) from error
 
 
 # ---- Types -----------------------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ class Texts:
     if column_info is None:
       nested = [text for text in _texts(schema) if "." in text]
       hint = f", for example {fields.likeliest(nested)!r}" if nested else ""
-      raise UserError(f"{location}: has no column {field!r}; it has {fields.listed(schema.names)}; {key}{hint}")
+      raise UserError(f"{location} has no column {field!r} (columns: {fields.listed(schema.names)}); {key}{hint}")
     self._column, kind, lists = column_info
     inner = kind
     while _is_list(inner):
@@ -116,7 +118,7 @@ class Texts:
       texts = [text for text in _texts(schema) if text != field]
       below = [text for text in texts if text.startswith(f"{field}.")]
       hint = f"columns of text: {fields.listed(below or texts)}" if texts else "no column of this file is text"
-      raise UserError(f"{location}: column {field!r} is {_shown(kind)}, not string; {key}; {hint}")
+      raise UserError(f"{location}: column {field!r} has type {_shown(kind)}, not string; {key} ({hint})")
     self._lists = lists
     self.num_row_groups = self._file.num_row_groups
 
@@ -132,7 +134,8 @@ class Texts:
       if getattr(error, "errno", None) is not None:
         raise  # an error of the system, not of the file
       raise UserError(
-        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)})"
+        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)}). Copy or download the"
+        " file again."
       ) from error
 
   def _read(self, number: int) -> list[bytes]:
@@ -147,7 +150,9 @@ class Texts:
       of_text = [c for c in columns if f"{c.path_in_schema}.".startswith(f"{selected}.")]
       size = sum(column.total_uncompressed_size for column in of_text)
     if not 0 <= size <= _LARGEST_ROW_GROUP:
-      raise ValueError(f"declares {size:,} bytes of {self._field!r}; the limit is {_LARGEST_ROW_GROUP:,}")
+      raise ValueError(
+        f"the row group declares {size:,} bytes of {self._field!r}, more than the limit of {_LARGEST_ROW_GROUP:,}"
+      )
     column = self._file.read_row_group(number, columns=[selected]).column(0)
     if self._lists:
       return [self._of_value(value) for value in column.to_pylist()]
@@ -218,7 +223,9 @@ def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
             row[name] = _decoded(row[name])
         yield number, row
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
-    raise UserError(f"{where}: {path}: cannot be read after record {number} ({_first_line(error)})") from error
+    raise UserError(
+      f"{where}: {path} cannot be read after record {number} ({_first_line(error)}). Copy or download the file again."
+    ) from error
 
 
 def names(path: str, *, where: str) -> list[str]:
@@ -229,5 +236,5 @@ def names(path: str, *, where: str) -> list[str]:
   """
   column_names = list(_open(path, where=where).schema_arrow.names)
   if twice := [name for name in column_names if column_names.count(name) > 1]:
-    raise UserError(f"{where}: {path}: two columns are named {twice[0]!r}; name each column once")
+    raise UserError(f"{where}: {path}: two columns are named {twice[0]!r}; give each column a different name")
   return column_names

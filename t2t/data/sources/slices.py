@@ -49,9 +49,9 @@ def parts(split: str, count: Callable[[str], int], *, where: str) -> list[Part]:
         part = Part(base, instruction.from_ or 0, info.num_examples if instruction.to is None else instruction.to)
         slice_parts += [part] if part.stop > part.start else []
     except (ValueError, NotImplementedError, AssertionError) as error:
+      reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
       raise UserError(
-        f"{where}: split {split!r}: {str(error).splitlines()[0] if str(error) else 'cannot be read'}; give a "
-        f"slice such as '{base}[:100]' or '{base}[10%:20%]'"
+        f"{where}: split {split!r} is not valid{reason}. Give a slice such as '{base}[:100]' or '{base}[10%:20%]'."
       ) from error
   if not slice_parts:
     raise UserError(f"{where}: split {split!r} has no record; give a larger slice")

@@ -77,8 +77,8 @@ def columns(paths: Sequence[str], *, where: str = "config.data.files") -> tuple[
   for path, names in tables:
     if missing := [name for name in path_of_column if name not in names]:
       raise UserError(
-        f"{where}: {path}: has no column {missing[0]!r}, which {path_of_column[missing[0]]} has; its columns are"
-        f" {fields.listed(names)}; give tables of the same columns"
+        f"{where}: {path} has no column {missing[0]!r} (columns: {fields.listed(names)}), but"
+        f" {path_of_column[missing[0]]} has this column. Give tables with the same columns."
       )
   return tuple(path_of_column)
 
@@ -91,12 +91,12 @@ def check(paths: Sequence[str], *, where: str) -> None:
   """
   for path in paths:
     if text_files.kind(path, where=where) not in _KINDS:
-      raise UserError(f"{where}: {path}: is not a table; give .csv, .tsv, .jsonl or .parquet")
+      raise UserError(f"{where}: {path} is not a table; give a .csv, .tsv, .jsonl or .parquet file")
   size = sum(stat.size for stat in text_files.stats(paths, where=where).values())
   if size > _LARGEST:
     raise UserError(
-      f"{where}: {len(paths)} file(s) with {size:,} bytes; a table is read into memory, and the limit is "
-      f"{_LARGEST:,}; give fewer rows, or register your own task (docs/own_tasks.md)"
+      f"{where}: {len(paths)} file(s) have {size:,} bytes, more than the limit of {_LARGEST:,} for a table in memory."
+      " Give fewer rows, or register your own task (docs/own_tasks.md)."
     )
 
 
@@ -140,7 +140,9 @@ def _json_list(content: bytes, path: str, *, where: str) -> Iterator[tuple[int, 
     text = content.decode("utf-8-sig")
   except UnicodeDecodeError as error:
     line = content[: error.start].count(b"\n") + 1
-    raise UserError(f"{where}: {path}, line {line}: not valid UTF-8 ({error.reason}); convert it to UTF-8") from error
+    raise UserError(
+      f"{where}: {path}, line {line}: not valid UTF-8 ({error.reason}); convert the file to UTF-8"
+    ) from error
   decoder, position, number, counted = json.JSONDecoder(object_pairs_hook=text_files.once), text.index("[") + 1, 1, 0
   while True:
     position = _SPACE.match(text, position).end()
@@ -149,15 +151,18 @@ def _json_list(content: bytes, path: str, *, where: str) -> Iterator[tuple[int, 
       if position < len(text):
         number += text.count("\n", counted, position)
         raise UserError(
-          f"{where}: {path}, line {number}: has text after the end of its list; write one list to a file, or one "
-          "object to a line (`jq -c '.[]'` makes lines of lists)"
+          f"{where}: {path}, line {number}: text after the end of the list. Write one list to a file, or one object to"
+          " a line (`jq -c '.[]'` converts lists to lines)."
         )
       return
     number, counted = number + text.count("\n", counted, position), position
     try:
       value, position = decoder.raw_decode(text, position)
     except (ValueError, RecursionError) as error:
-      raise UserError(f"{where}: {path}, line {number}: not JSON ({error})") from error
+      raise UserError(f"{where}: {path}, line {number}: not JSON ({error}); correct the file") from error
     if not isinstance(value, dict):
-      raise UserError(f"{where}: {path}, line {number}: is a JSON {fields.json_type(value)}, not an object")
+      raise UserError(
+        f"{where}: {path}, line {number}: the list has an element of type {fields.json_type(value)}, not object; give a"
+        " list of objects"
+      )
     yield number, value

@@ -45,17 +45,17 @@ _ENDINGS = (
 )
 # End of the name of an unsupported file -> what to do.
 _OTHERS = {
-  ".zip": "unpack it with `unzip`",
-  ".tar": "unpack it with `tar -xf`",
-  ".tar.gz": "unpack it with `tar -xf`",
-  ".tgz": "unpack it with `tar -xf`",
-  ".7z": "unpack it",
-  ".lz4": "unpack it with `lz4 -d`",
-  ".xls": "save it as CSV (UTF-8)",
-  ".xlsx": "save it as CSV (UTF-8)",
-  ".arrow": "write it as Parquet",
-  ".feather": "write it as Parquet",
-  ".parquet.gz": "unpack it with `gunzip`: Parquet compresses its own columns",
+  ".zip": "Unpack the file with `unzip`.",
+  ".tar": "Unpack the file with `tar -xf`.",
+  ".tar.gz": "Unpack the file with `tar -xf`.",
+  ".tgz": "Unpack the file with `tar -xf`.",
+  ".7z": "Unpack the file.",
+  ".lz4": "Unpack the file with `lz4 -d`.",
+  ".xls": "Save the file as CSV (UTF-8).",
+  ".xlsx": "Save the file as CSV (UTF-8).",
+  ".arrow": "Write the file as Parquet.",
+  ".feather": "Write the file as Parquet.",
+  ".parquet.gz": "Unpack the file with `gunzip`, because Parquet is already compressed.",
 }
 
 _BLOCK = 2**20  # bytes per read
@@ -76,8 +76,8 @@ def kind(path: str, *, where: str = "config.data.files") -> str:
   for file_kind, pattern in KINDS.items():
     if pattern.search(name):
       return file_kind
-  step = next((f"{step}; " for end, step in _OTHERS.items() if name.lower().endswith(end)), "")
-  raise UserError(f"{where}: {path}: unknown file format; {step}the name must end in {_ENDINGS}")
+  step = next((f"{step} " for end, step in _OTHERS.items() if name.lower().endswith(end)), "")
+  raise UserError(f"{where}: {path}: unknown file format. {step}The name must end in {_ENDINGS}.")
 
 
 def _has_kind(name: str) -> bool:
@@ -106,12 +106,12 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
       raise UserError(_unmatched(pattern, where=where))
     paths.update(matches)
   if not paths:
-    raise UserError(f"{where} is empty: give a glob of {_ENDINGS} files")
+    raise UserError(f"{where} is empty; give a path or glob of files that end in {_ENDINGS}")
   for path in paths:
     if kind(path, where=where) == "pairs" and not pairs:
       raise UserError(
-        f"{where}: {path}: has two texts in each line, not one; give a file for each language: `cut -f1` "
-        "extracts the first"
+        f"{where}: {path} has two tab-separated columns in each line, but only one text is read. Give a file for each"
+        " language; `cut -f1` extracts the first column."
       )
   return _each_once(sorted(paths), where=where)
 
@@ -206,10 +206,10 @@ def _unmatched(pattern: str, *, where: str) -> str:
   folder = path.parent
   while any(character in str(folder) for character in "*?[{") or not (remote or folder.exists()):
     if folder == folder.parent:
-      return f"{where}: no file matches {pattern}, and none of its folders exists"
+      return f"{where}: no file matches {pattern}, and none of its folders exists; check the path"
     folder = folder.parent
   if not remote and not folder.is_dir():
-    return f"{where}: no file matches {pattern}: {folder} is a file, not a folder"
+    return f"{where}: no file matches {pattern}, because {folder} is a file, not a folder; correct the path"
   try:
     names = gcs.names(folder, where=where)
     # Buckets have no empty folders, and the root of a bucket always exists.
@@ -217,10 +217,11 @@ def _unmatched(pattern: str, *, where: str) -> str:
       folder = folder.parent
       names = gcs.names(folder, where=where)
   except OSError as error:
-    return f"{where}: no file matches {pattern}; {folder}/ cannot be listed ({error})"
+    return f"{where}: no file matches {pattern}. The folder {folder}/ cannot be listed ({error}). Check the folder."
   listing = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
   return (
-    f"{where}: no file matches {pattern}; the nearest folder that exists, {folder}/, contains {listing or 'nothing'}"
+    f"{where}: no file matches {pattern}. The nearest folder that exists, {folder}/, contains {listing or 'nothing'}."
+    " Check the pattern."
   )
 
 
@@ -245,7 +246,9 @@ def stats(paths: Sequence[str], *, where: str = "config.data.files") -> dict[str
       if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-      raise UserError(f"{where}: {path}: cannot be read ({error.strerror})") from error
+      raise UserError(
+        f"{where}: {path} cannot be read ({error.strerror}); check the path and permissions of the file"
+      ) from error
     return Stat(status.st_size, status.st_mtime_ns)
 
   remote = [path for path in paths if gcs.is_remote(path)]
@@ -297,7 +300,7 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     if file_kind in ("parquet", "tfrecord"):
       raise UserError(
         f"{location}: field {field!r} is not valid UTF-8 (byte {error.start + 1}, {error.reason}); {_field_key(where)},"
-        " or write the file with strings"
+        " or write the field as strings"
       ) from error
     raise UserError(f"{location}: {encoding.not_utf8(record, error, unit=unit, head=_head(path))}") from error
   if number == 1:
@@ -306,8 +309,8 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     columns = text.rstrip("\r\n").split("\t")
     if len(columns) != 2:
       raise UserError(
-        f"{location}: has {'no tab' if len(columns) == 1 else f'{len(columns)} columns, separated by tabs'}; give "
-        "two columns, a text and its translation, with one tab between them"
+        f"{location}: the line has {'no tab' if len(columns) == 1 else f'{len(columns)} columns, separated by tabs'};"
+        " give a text and its translation, separated by one tab"
       )
     text = columns[0]
   if file_kind != "json":
@@ -338,16 +341,17 @@ def _object(text: str, field: str, *, location: str, hook: Callable | None = Non
   except (ValueError, RecursionError) as error:
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     shown = text.strip() if len(text) <= 60 else text[:60].strip() + "..."
-    hint = "; if the file is one list, `jq -c '.[]'` makes lines of it, and if it is indented, `jq -c .`"
+    hint = " `jq -c '.[]'` converts a file with one list, and `jq -c .` an indented file."
     raise UserError(
-      f"{location}: not JSON ({reason}): {shown}; each line must be one object"
+      f"{location}: {shown!r} is not JSON ({reason}). Each line must be one object."
       + (hint if text.strip() in ("[", "{", "[{") else "")
     ) from error
   if isinstance(value, dict):
     return value
-  hint = "; `jq -c '.[]'` makes lines of a list" if isinstance(value, list) and value else ""
+  hint = " `jq -c '.[]'` converts a list to lines." if isinstance(value, list) and value else ""
   raise UserError(
-    f"{location}: is a JSON {fields.json_type(value)}, not an object; each line must be like {{{field!r}: ...}}{hint}"
+    f"{location}: the line has the JSON type {fields.json_type(value)}, not object. Each line must be like"
+    f' {{"{field}": ...}}.{hint}'
   )
 
 
@@ -369,7 +373,7 @@ def json_object(path: str, number: int, line: bytes, *, where: str) -> Mapping[s
 
 def _csv_field(row: Mapping[str, str], field: str, *, location: str, where: str) -> str:
   if field not in row:
-    raise UserError(f"{location}: has no column {field!r}; it has {fields.listed(row)}; {_field_key(where)}")
+    raise UserError(f"{location}: no column {field!r} (columns: {fields.listed(row)}); {_field_key(where)}")
   return row[field].strip()
 
 
@@ -397,17 +401,18 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
   """
   if kind(path, where=where) != "json":
     raise UserError(
-      f"{where}: {path}: has no annotated phrases, which the objective masks; give JSON lines with a field "
-      f"{annotations!r}, a list of [start, end] of each phrase, or set config.data.annotations to its name"
+      f"{where}: {path} has no annotated phrases, but the objective masks annotated phrases. Give JSON lines with a"
+      f" field {annotations!r}, a list of [start, end] of each phrase. For another field name, set"
+      " config.data.annotations."
     )
   location = f"{where}: {path}, line {number}"
   value = json.loads(record.decode("utf-8-sig"))
   ranges = value.get(annotations)
   if not isinstance(ranges, list):
-    problem = f"field {annotations!r} is not a list" if annotations in value else f"has no field {annotations!r}"
+    problem = f"field {annotations!r} is not a list" if annotations in value else f"no field {annotations!r}"
     raise UserError(
-      f"{location}: {problem}; it has {fields.listed(value)}; set config.data.annotations to the list with "
-      "[start, end] of each phrase, which is [] in a text without phrases"
+      f"{location}: {problem} (fields: {fields.listed(value)}). Set config.data.annotations to the name of the list"
+      " with [start, end] of each phrase. The list of a text without phrases is []."
     )
   text = fields.text(value, field, key=_field_key(where))
   from t2t.data.objectives import entity_masking
@@ -421,7 +426,9 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
 def _field_key(where: str) -> str:
   """Returns the advice to set the field: a config key, or the option beside `--input`."""
   return (
-    "set config.data.field to the text's name" if where.startswith("config.") else "give the text's name as --field"
+    "set config.data.field to the name of the text field"
+    if where.startswith("config.")
+    else "give the name of the text field as --field"
   )
 
 
@@ -429,15 +436,20 @@ def _example_field(record: bytes, *, field: str, location: str) -> bytes:
   try:
     features = tf.train.Example.FromString(record).features.feature
   except Exception as error:  # protobuf's DecodeError has moved between its versions
-    raise UserError(f"{location}: not a serialised tf.train.Example; t2t reads TFRecord files of Examples") from error
+    raise UserError(
+      f"{location}: not a serialised tf.train.Example; write the TFRecord file with records of type tf.train.Example"
+    ) from error
   if field not in features:
     raise UserError(
-      f"{location}: has no feature {field!r}; it has {fields.listed(sorted(features))}; {_field_key(location)}"
+      f"{location}: no feature {field!r} (features: {fields.listed(sorted(features))}); {_field_key(location)}"
     )
   values = features[field].bytes_list.value
   if len(values) != 1:
     stored = features[field].WhichOneof("kind") or "nothing"
-    raise UserError(f"{location}: feature {field!r} is not one string ({stored}, {len(values)} byte strings)")
+    raise UserError(
+      f"{location}: feature {field!r} must contain one byte string, not {len(values)} (stored as {stored});"
+      f" {_field_key(location)}"
+    )
   return values[0]
 
 
@@ -471,7 +483,8 @@ def _lines(path: str, start: int, stop: int, where: str) -> Iterator[tuple[int, 
       if len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
         line_rest = _to_line_end(file)
         line = bad_records.DamagedRecord(
-          b"", f"has {len(line) + line_rest:,} bytes; the limit for a line is {_LONGEST_LINE:,}"
+          b"",
+          f"the line has {len(line) + line_rest:,} bytes, more than the limit of {_LONGEST_LINE:,}; split the line",
         )
         position += line_rest
       yield number, line
@@ -506,20 +519,25 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   except compression.DAMAGED as error:
     packed = compression.FORMATS[compression.ending(path)]
     raise UserError(
-      f"{where}: {path}: truncated or corrupt {packed.name} after line {number} ({error}); check it with"
-      f" `{packed.test}`"
+      f"{where}: {path}: truncated or corrupt {packed.name} after line {number} ({error}). Check the file with"
+      f" `{packed.test}`, and copy or download the file again."
     ) from error
   except UserError:
     raise
   except ValueError as error:
-    raise UserError(f"{where}: {path}: is not text after line {number}: {error}") from error
+    raise UserError(f"{where}: {path} is not text after line {number} ({error}); give a text file") from error
   except OSError as error:
     after = f"line {number}" + (f" after byte {start}" if start else "")
-    raise UserError(f"{where}: {path}: cannot be read after {after} ({error.strerror or error})") from error
+    raise UserError(
+      f"{where}: {path} cannot be read after {after} ({error.strerror or error}); check the disk or network of the"
+      " file, and try again"
+    ) from error
 
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
-  damaged = lambda data: bad_records.DamagedRecord(data, "its checksum does not match its bytes")
+  damaged = lambda data: bad_records.DamagedRecord(
+    data, "the checksum of the record is wrong; copy or download the file again"
+  )
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
@@ -558,7 +576,10 @@ def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]
       yield number, record
   except OSError as error:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    raise UserError(f"{where}: {path}: cannot be read after record {number} ({reason})") from error
+    raise UserError(
+      f"{where}: {path} cannot be read after record {number} ({reason}); check the disk or network of the file, and try"
+      " again"
+    ) from error
 
 
 def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:

@@ -65,7 +65,7 @@ class TfdsSource(seqio.TfdsDataSource):
       builder = self.tfds_dataset.builder
       # TFDS would download everything before it raises this.
       if isinstance(builder, tfds.core.BeamBasedBuilder):
-        raise FileNotFoundError(f"{builder.data_dir} has no data, and preparing it requires Apache Beam")
+        raise FileNotFoundError(f"{builder.data_dir} has no data, and preparing the data requires Apache Beam")
       with _fewer_retries():
         builder.download_and_prepare()
       return question()
@@ -74,11 +74,10 @@ class TfdsSource(seqio.TfdsDataSource):
 
   def _unavailable(self, error: Exception) -> UserError:
     reason = _said_of_network(error) or str(error).strip().partition("\n")[0] or type(error).__name__
-    folder = os.environ.get("TFDS_DATA_DIR")
+    folder = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets, the default"
     return UserError(
-      f"TensorFlow Datasets cannot provide {self.tfds_dataset.name} ({reason}); set {self._instead}, or the "
-      "environment variable TFDS_DATA_DIR to a folder or bucket with the prepared data; it is "
-      f"{folder or 'not set, which means ~/tensorflow_datasets'}"
+      f"TensorFlow Datasets cannot provide {self.tfds_dataset.name} ({reason}). Set {self._instead}, or set the"
+      f" environment variable TFDS_DATA_DIR (now {folder}) to a folder or bucket with the prepared data."
     )
 
 

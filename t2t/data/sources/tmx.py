@@ -60,14 +60,14 @@ class _Units:
       return
     self._size += len(text)
     if self._size > _LARGEST_UNIT:
-      raise ValueError(f"a unit has more than {_LARGEST_UNIT:,} characters")
+      raise ValueError(f"a unit has more than {_LARGEST_UNIT:,} characters; split the unit")
     self._segment.append(text)
 
   def _declares(self, name: str, *_) -> None:
-    raise ValueError(f"declares the entity {name!r}, and declared entities are not supported; write its text instead")
+    raise ValueError(f"the declared entity {name!r} is not supported; write its text instead")
 
   def _skipped(self, name: str, *_) -> None:
-    raise ValueError(f"uses the undeclared entity {name!r}; write its text instead")
+    raise ValueError(f"the entity {name!r} is not declared; write its text instead")
 
 
 def units(file: io.BufferedIOBase) -> Iterator[dict[str, str]]:
@@ -126,5 +126,5 @@ def check(tmx_units: Iterable[Mapping[str, str]], wanted: Mapping[str, str], *, 
       return
   for key, language in missing.items():
     near = did_you_mean(language, languages)
-    listed = ", ".join(languages) or "no text at all"
-    raise UserError(f"{key}={language}: {path} has no text in this language{near or '.'} It has {listed}")
+    remedy = f"Give a language of the file: {', '.join(languages)}." if languages else "The file has no text at all."
+    raise UserError(f"{key}={language}: {path} has no text in this language{near or '.'} {remedy}")

@@ -42,8 +42,13 @@ def read(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> Candidate
   texts_and_keys = _listed(first) if len(names) == 1 else ([values.plain(fields.get(name)) for name in names], names)
   texts = [values.text(x) for x in texts_and_keys[0]] if texts_and_keys else []
   if None in texts or sum(map(bool, texts)) < 2:
+    if len(names) > 1:
+      raise UserError(
+        f"{where}: the columns {', '.join(names)} must contain at least two texts, and only text; correct the row"
+      )
     raise UserError(
-      f'{where}: {", ".join(names)}: {str(first)[:40]!r} is not a list of at least two texts; give ["a", "b"]'
+      f"{where}: column {names[0]!r} contains {str(first)[:40]!r}, not a list of at least two texts; give a list such"
+      ' as ["a", "b"]'
     )
   keys = [values.label(key).casefold() for key in texts_and_keys[1]]
   return Candidates(texts, keys if len(keys) == len(texts) else ())
@@ -129,13 +134,13 @@ def right(spec: TableSpec, value: Any, candidates: Candidates, *, where: str) ->
   if not 0 <= position < len(candidates.texts):
     way = _WAYS.get((spec.label_is, spec.counts_from), "a number, a letter or a text")
     raise UserError(
-      f"{where}: {spec.label} is {name[:40]!r}, which matches none of the {len(candidates.texts)} candidates: in "
-      f"this column a label is {way}; correct the row, or write all labels in one form"
+      f"{where}: column {spec.label!r} contains {name[:40]!r}, which matches none of the {len(candidates.texts)}"
+      f" candidates. In this column, a label is {way}. Correct the row, or write all labels in the same form."
     )
   if not candidates.texts[position]:
     raise UserError(
-      f"{where}: {spec.label} is {name[:40]!r}, but candidate {position + 1} of {len(candidates.texts)} is "
-      "empty; fill in the candidate, or delete the row"
+      f"{where}: column {spec.label!r} contains {name[:40]!r}, but candidate {position + 1} of"
+      f" {len(candidates.texts)} is empty; fill in the candidate, or delete the row"
     )
   return sum(map(bool, candidates.texts[:position]))
 
@@ -172,9 +177,9 @@ def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, wh
   if not any(counts.values()):
     row, value, candidates = labelled[0]
     raise UserError(
-      f"{row.where}: {spec.label} is {values.label(value)[:40]!r}, which matches none of the "
-      f"{len(candidates.texts)} candidates; give its number or letter, or the candidate itself, in the same form "
-      "in all rows"
+      f"{row.where}: column {spec.label!r} contains {values.label(value)[:40]!r}, which matches none of the"
+      f" {len(candidates.texts)} candidates. Give the number, the letter or the text of a candidate, in the same form"
+      " in all rows."
     )
   if not fitting:  # reading the row raises an error with its line
     return _replaced(spec, max(counts, key=lambda way: counts[way]))
@@ -223,9 +228,10 @@ def _way_of_labels(labels: str, typed: Mapping[tuple[str, int], str]) -> tuple[s
   for way, value in typed.items():
     if names == value.upper():
       return way
-  listed = "; ".join(f"{value}: {_WAYS[way]}" for way, value in typed.items())
+  listed = "; ".join(f"{value} ({_WAYS[way]})" for way, value in typed.items())
   raise UserError(
-    f"config.data.labels={labels}: the table has candidates; give auto, or one of these forms of label: {listed}"
+    f"config.data.labels={labels} does not describe the labels of a table with candidates. Give auto, or one of:"
+    f" {listed}."
   )
 
 
@@ -246,8 +252,8 @@ def _refuse(
   )
   row, value, candidates = labelled[number]
   texts = {way: candidates.texts[fitting[way][number]][:40] or "an empty candidate" for way in (first, other_way)}
-  ways = "; or ".join(f"{_WAYS[way]}, here {text!r}: --config.data.labels={typed[way]}" for way, text in texts.items())
+  ways = ", or ".join(f"{_WAYS[way]}, here {text!r} (--config.data.labels={typed[way]})" for way, text in texts.items())
   raise UserError(
-    f"{where}: column {spec.label!r} can be read in two ways; {values.label(value)[:40]!r} ({row.where}) may be "
-    f"{ways}. Give one of the two settings"
+    f"{where}: column {spec.label!r} can be read in two ways. {values.label(value)[:40]!r} ({row.where}) may be "
+    f"{ways}. Give one of the two settings."
   )

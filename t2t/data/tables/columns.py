@@ -127,18 +127,20 @@ def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
   for part in filter(None, (part.strip() for part in columns.split(","))):
     role, equals, value = (x.strip() for x in part.partition("="))
     if not equals or not value:
-      raise UserError(f"config.data.columns={columns}: {part!r} is not ROLE=COLUMN; give text=review,label=stars")
+      raise UserError(
+        f"config.data.columns={columns}: {part!r} is not ROLE=COLUMN; give, for example, text=review,label=stars"
+      )
     if role not in ROLES:
       raise UserError(
-        f"config.data.columns={columns}: no role {role!r}{did_you_mean(role, ROLES) or '.'} Roles are "
-        f"{', '.join(ROLES)}"
+        f"config.data.columns={columns}: unknown role {role!r}{did_you_mean(role, ROLES) or '.'} Known roles: "
+        f"{', '.join(ROLES)}."
       )
     role_columns[role] = (value,) if value in names else tuple(name.strip() for name in value.split("+"))
     for name in role_columns[role]:
       if name not in names:
         raise UserError(
           f"config.data.columns={columns}: the table has no column {name!r}"
-          f"{did_you_mean(name, names) or '.'} Its columns are {', '.join(names)}"
+          f"{did_you_mean(name, names) or '.'} Columns of the table: {', '.join(names)}."
         )
   return role_columns
 
@@ -244,8 +246,7 @@ class Finder:
     if longer:
       both = "+".join([longer[0], *named])
       self._refuse(
-        f"`{longer[0]}` may be read in front of {' and '.join(f'`{x}`' for x in named)} (text={both}) or not"
-        f" (text={'+'.join(named)})",
+        f"the text in front of the candidates may include `{longer[0]}` (text={both}) or not (text={'+'.join(named)})",
         "text",
         ["+".join(named)],
         label=but[-1],
@@ -266,13 +267,16 @@ class Finder:
     if role not in self._columns_of_role:
       return find()
     if len(self._columns_of_role[role]) > 1:
-      raise UserError(f"config.data.columns: {role}={'+'.join(self._columns_of_role[role])}: give one column as {role}")
+      names = self._columns_of_role[role]
+      raise UserError(
+        f"config.data.columns: {role}={'+'.join(names)} has {len(names)} columns; give one column as {role}"
+      )
     return self._columns_of_role[role][0]
 
   def _first(self, names: Sequence[str], role: str, but: Sequence[str] = ()) -> str:
     matches = [name for name in map(self._named, names) if name and name not in but]
     return (
-      matches[0] if matches else self._refuse(f"no column has a common name for {role} ({', '.join(names[:6])})", role)
+      matches[0] if matches else self._refuse(f"no column has a usual name for {role!r} ({', '.join(names[:6])})", role)
     )
 
   def _only(self, matches: Sequence[str], role: str, description: str) -> list[str]:
@@ -389,9 +393,9 @@ class Finder:
     if values.looks_headerless(self._names, self._rows):
       listed = ", ".join(repr(name[:40]) for name in self._names[:4])
       raise UserError(
-        f"{self._where}: the first line looks like an example, not like column names: {listed}. Add a line of "
-        "names above it, such as text and label, with the separator of the table; or, if these are names, "
-        f"assign them: {_KEY}=text=COLUMN,label=COLUMN"
+        f"{self._where}: the first line looks like an example, not like column names: {listed}. Add a line with column"
+        " names above this line, such as text and label, with the separator of the table. If these are names, assign"
+        f" the columns: {_KEY}=text=COLUMN,label=COLUMN."
       )
 
   def _refuse(self, problem: str, role: str, matches: Sequence[str] = (), **known: str) -> str:
@@ -405,7 +409,8 @@ class Finder:
         key: f"{key}={'+'.join(column_names)}" for key, column_names in self._columns_of_role.items()
       } | example
     example |= {key: f"{key}={name}" for key, name in known.items()}
-    raise UserError(f"{self._where}: {problem}. Columns: {shown}. Assign them: {_KEY}={','.join(example.values())}")
+    assignment = f"{_KEY}={','.join(example.values())}"
+    raise UserError(f"{self._where}: {problem}. Columns: {shown}. Assign the columns: {assignment}")
 
   def _example(self, name: str) -> str:
     column: _Column = self._columns[name]
@@ -441,6 +446,6 @@ def check(spec: TableSpec, fields: Mapping[str, Any], *, where: str, labelled: b
   for name in needed:
     if name not in fields:
       raise UserError(
-        f"{where}: has no column {name!r}, which the model was trained on"
-        f"{did_you_mean(name, list(fields)) or '.'} Its columns are {', '.join(fields)}; rename one to {name!r}"
+        f"{where}: no column {name!r}, but the model was trained on this column"
+        f"{did_you_mean(name, list(fields)) or '.'} Columns: {', '.join(fields)}. Rename the right column to {name!r}."
       )

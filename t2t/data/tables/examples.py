@@ -51,8 +51,8 @@ def _text(row: reading.TableRow, name: str, may_be_empty: bool = False) -> str:
   text = values.text(value)
   if text is None:
     raise UserError(
-      f"{row.where}: {name} is {str(value)[:40]!r}, not a text; correct the row, or name another column in "
-      "config.data.columns"
+      f"{row.where}: column {name!r} contains {str(value)[:40]!r}, not text; correct the row, or name another column in"
+      " config.data.columns"
     )
   if not (text or may_be_empty):
     raise _Missing(f"without a text in {name!r}")
@@ -69,7 +69,7 @@ def texts_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[
   try:
     return [_text(reading.TableRow(fields, where), name) for name in spec.texts]
   except _Missing as error:
-    raise UserError(f"{where}: is {error}; give a text") from error
+    raise UserError(f"{where}: the row is {error}; give a text") from error
 
 
 def candidates_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[str]:
@@ -121,13 +121,14 @@ def _score(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str])
   _check_labelled(spec, value)
   number = values.number(value)
   if number is None:
-    point = "; write a decimal point, 0.5 and not 0,5" if labels.has_comma(str(value)) else ""
+    remedy = "write a decimal point (0.5, not 0,5)" if labels.has_comma(str(value)) else "correct the row"
     raise UserError(
-      f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out{point}"
+      f"{row.where}: column {spec.label!r} contains {str(value)[:40]!r}, not a number; {remedy}, or leave the row out"
     )
   if abs(number) > float(np.finfo(np.float32).max):
     raise UserError(
-      f"{row.where}: {spec.label} is {str(value)[:40]}, too large for float32; divide the column by a constant"
+      f"{row.where}: column {spec.label!r} contains {str(value)[:40]}, too large for float32; divide the column by a"
+      " constant"
     )
   written = np.format_float_positional(number, trim="-")  # the shortest text that identifies the number
   return {"inputs": spec.inputs(texts), "targets": written, "label": number, "parts": texts}
@@ -138,7 +139,8 @@ def _target(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]
   target = values.text(value)
   if target is None:
     raise UserError(
-      f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column in config.data.columns"
+      f"{row.where}: column {spec.label!r} contains {str(value)[:40]!r}, not text; name another column in"
+      " config.data.columns"
     )
   return {"inputs": spec.inputs(texts), "targets": target}
 
@@ -162,8 +164,8 @@ def _tags(spec: TableSpec, row: reading.TableRow, value: Any) -> Example:
   if words is None or tags is None:
     name = spec.texts[0] if words is None else spec.label
     raise UserError(
-      f"{row.where}: {name} is {str(row.fields[name])[:40]!r}; give a list of words without null, or words "
-      "separated by spaces"
+      f"{row.where}: column {name!r} contains {str(row.fields[name])[:40]!r}, which is not a list of words; give a list"
+      " without null, or words separated by spaces"
     )
   if not words:
     raise _Missing(f"without words in {spec.texts[0]!r}")
@@ -172,14 +174,14 @@ def _tags(spec: TableSpec, row: reading.TableRow, value: Any) -> Example:
     raise _Missing(f"without tags in {spec.label!r}")
   if len(words) != len(tags):
     raise UserError(
-      f"{row.where}: has {len(words)} words in {spec.texts[0]!r} and {len(tags)} tags in {spec.label!r}; give one tag"
-      " for each word"
+      f"{row.where}: the row has {len(words)} words in {spec.texts[0]!r} and {len(tags)} tags in {spec.label!r}; give"
+      " one tag for each word"
     )
   if unscored:
     word, tag = unscored[0]
     raise UserError(
-      f"{row.where}: the word {word[:40]!r} has the tag null or {tag} in {spec.label!r}, which marks padding; "
-      f"remove such words from the row, or tag them; if {tag} is a tag, list all tags in config.data.labels"
+      f"{row.where}: the word {word[:40]!r} has the tag null or {tag} in {spec.label!r}, which marks padding. Remove"
+      f" the word, or give a tag for the word. If {tag} is a tag, list all tags in config.data.labels."
     )
   numbers = [labels.class_number(tag, spec, where=row.where) for tag in tags]
   names = [spec.classes[number] for number in numbers]
@@ -258,8 +260,9 @@ def _read(
   listed = "; ".join(f"{count:,} {why} (the first: {first[why]})" for why, count in left_out.items())
   if number > most_missing * len(rows):
     raise UserError(
-      f"{where}: {number:,} of {len(rows):,} rows cannot be used: {listed}. More than {most_missing:.0%} are "
-      "missing; correct them, delete them, or allow a larger share, --config.data.max_bad_record_fraction=0.5"
+      f"{where}: {number:,} of {len(rows):,} rows cannot be used: {listed}. At most {most_missing:.0%} of"
+      " the rows may be incomplete. Correct or delete these rows, or allow a larger share with"
+      " --config.data.max_bad_record_fraction=0.5."
     )
   return examples, [f"left out: {listed}"] if number else []
 
@@ -330,8 +333,8 @@ def split(examples: Sequence[Example], *, where: str) -> tuple[list[Example], li
     chosen = set(order[:1])
   if len(order) < 2:
     raise UserError(
-      f"{where}: has {len(order)} distinct text(s); give at least two rows with different texts, because one is "
-      "held out"
+      f"{where} has {len(order)} distinct text(s), too few to hold out one text for evaluation; give at least two rows"
+      " with different texts"
     )
   return [x for x in examples if x["key"] not in chosen], [x for x in examples if x["key"] in chosen]
 
@@ -401,8 +404,8 @@ def _outside_rouge(examples: Sequence[Example]) -> list[str]:
   if not num_wordless:
     return []
   return [
-    f"warning: {num_wordless:,} of {len(examples):,} targets have no letter a to z and no digit, and ROUGE reads "
-    "nothing else: it is 0 for them; use the loss and the accuracy instead"
+    f"warning: {num_wordless:,} of {len(examples):,} targets have no letter a to z and no digit. ROUGE reads "
+    "nothing else, so these targets score 0. Use the loss and the accuracy instead."
   ]
 
 

@@ -15,7 +15,7 @@ from t2t.data.tables.spec import TableSpec
 NUMBER, TEXT, AUTO = "number", "text", "auto"
 MOST_MISSING = 0.1  # share of the rows that may lack a label or a text
 
-_MOST_CLASSES, _MOST_WHOLE_NUMBERS = 100, 20
+_MOST_CLASSES, _MOST_WHOLE_NUMBERS, _MOST_TAGS = 100, 20, 200
 _SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating")
 
 
@@ -30,8 +30,8 @@ def given(labels: str) -> tuple[str, ...]:
   classes = tuple(values.label(name) for name in labels.split(",") if name.strip())
   if len(classes) < 2:
     raise UserError(
-      f"config.data.labels={labels}: give {AUTO}, {NUMBER} (a score), {TEXT} (a text that the model generates), "
-      "or the classes in their order, such as negative,positive"
+      f"config.data.labels={labels} is not valid. Give {AUTO}, {NUMBER} (a score), {TEXT} (a text that the model"
+      " generates), or at least two classes in order, such as negative,positive."
     )
   if twice := [name for name, number in collections.Counter(classes).items() if number > 1]:
     raise UserError(f"config.data.labels={labels}: {twice[0]!r} is listed twice; give each class once")
@@ -56,7 +56,10 @@ def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, fi
     return choices.decide(spec, rows, labels, where=where)
   if spec.kind == "span":
     if labels != AUTO:
-      raise UserError(f"config.data.labels={labels}: the answers are spans of a context; set it to {AUTO}")
+      raise UserError(
+        f"config.data.labels={labels} does not fit a table whose answers are spans of a context; set config.data.labels"
+        f" to {AUTO}"
+      )
     return spec
   if spec.kind == "tags":
     return _with_tags(spec, rows, classes, labels, where)
@@ -120,15 +123,18 @@ def is_missing(value: Any, spec: TableSpec) -> bool:
 def _check_single(value: Any, spec: TableSpec, *, where: str) -> None:
   """Refuses several labels in a row, and bytes that are not UTF-8."""
   if isinstance(value, bytes):
-    raise UserError(f"{where}: {spec.label} is binary and not UTF-8; give a text or a number as label")
+    raise UserError(
+      f"{where}: column {spec.label!r} contains bytes that are not UTF-8; give a text or a number as label"
+    )
   if isinstance(values.parsed(value) if isinstance(value, str) and spec.kind != "text" else value, _SEVERAL):
     if spec.kind == "text":
       raise UserError(
-        f"{where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column in config.data.columns"
+        f"{where}: column {spec.label!r} contains {str(value)[:40]!r}, not text; name another column in"
+        " config.data.columns"
       )
     raise UserError(
-      f"{where}: {spec.label} is {str(value)[:40]!r}: several labels in a row are not supported; give one label "
-      "for each row, or train one model for each label, on a column with 0 or 1"
+      f"{where}: column {spec.label!r} contains {str(value)[:40]!r}, but several labels in a row are not supported."
+      " Give one label for each row, or train one model for each label on a column with 0 or 1."
     )
 
 
@@ -156,9 +162,9 @@ def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, 
   for mark in [*marks, *may_be_classes]:
     if counts[mark] > MOST_MISSING * number:
       raise UserError(
-        f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a "
-        f"label; if it is a class, give --config.data.labels={mark},{','.join(unmarked[:20])}; otherwise delete "
-        "these rows"
+        f"{where}: {counts[mark]:,} of {number:,} rows have {mark} in column {spec.label!r}, and {mark} marks a"
+        f" row without a label. If {mark} is a class, give --config.data.labels={mark},{','.join(unmarked[:20])}."
+        " Otherwise delete these rows."
       )
   return nan_marks + marks
 
@@ -189,20 +195,21 @@ def _labelled(
   if len(numbers) == len(counts):
     if len(counts) > _MOST_WHOLE_NUMBERS:
       raise UserError(
-        f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give "
-        f"--config.data.labels={NUMBER} to predict a number, or list the classes in --config.data.labels"
+        f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers, more than the limit of"
+        f" {_MOST_WHOLE_NUMBERS} classes. Give --config.data.labels={NUMBER} to predict a number, or list the classes"
+        " in --config.data.labels."
       )
   elif _are_tags_of_words(counts, rows, spec):
     raise UserError(
-      f"{where}: column {spec.label!r} has a tag for each row, and column {spec.texts[0]!r} one word; give a row for"
-      ' each sentence, with lists: {"words": ["Ann", "won"], "tags": ["B-PER", "O"]}; if they are classes, list them in'
-      " --config.data.labels"
+      f"{where}: column {spec.label!r} has a tag for each row, and column {spec.texts[0]!r} has one word. Give a row"
+      ' for each sentence, with lists: {"words": ["Ann", "won"], "tags": ["B-PER", "O"]}. If the tags are classes, list'
+      " the classes in --config.data.labels."
     )
   elif len(counts) > _MOST_CLASSES or (total := sum(counts.values())) >= 10 and 2 * len(counts) > total:
     raise UserError(
       f"{where}: column {spec.label!r} has {len(counts):,} different labels in {sum(counts.values()):,} rows, "
-      f"too many for classes; give --config.data.labels={TEXT} to generate them, "
-      "--config.data.columns=label=COLUMN for another column, or list the classes in --config.data.labels"
+      f"too many for classes. Give --config.data.labels={TEXT} to generate the labels, "
+      "--config.data.columns=label=COLUMN for another column, or list the classes in --config.data.labels."
     )
   return _with_classes(spec, counts, where)
 
@@ -223,7 +230,8 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
   names = ordered(counts)
   if len(names) < 2:
     raise UserError(
-      f"{where}: all labels in column {spec.label!r} are {names[0]!r}; a classifier needs rows of at least two classes"
+      f"{where}: all labels in column {spec.label!r} are {names[0]!r}, but a classifier needs at least two classes; add"
+      " rows of another class"
     )
   folded: dict[str | float, str] = {}
   for name in names:
@@ -234,7 +242,7 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
       difference = "have the same value"
       if value is None:
         is_case = earlier_name.casefold() == name.casefold()
-        difference = "differ only in case" if is_case else "look alike but contain other characters"
+        difference = "differ only in case" if is_case else "look alike but contain different characters"
       shown = [ascii(x) if difference.startswith("look") else repr(x) for x in (earlier_name, name)]
       raise UserError(
         f"{where}: column {spec.label!r} has the labels {shown[0]} ({counts[earlier_name]:,} rows) and {shown[1]}"
@@ -264,7 +272,7 @@ def _with_given(
     raise UserError(
       f"{where}: column {spec.label!r} has the label {unknown[0]!r} ({counts[unknown[0]]:,} rows), which"
       f" config.data.labels={labels} does not list"
-      f"{did_you_mean(unknown[0], classes) or '.'} Add it, or correct the rows"
+      f"{did_you_mean(unknown[0], classes) or '.'} Add this label, or correct the rows."
     )
   if len(counts) < 2:
     raise UserError(
@@ -278,7 +286,8 @@ def _with_tags(
 ) -> TableSpec:
   if labels in (NUMBER, TEXT):
     raise UserError(
-      f"config.data.labels={labels}: the table has a tag for each word; set it to {AUTO}, or list the tags"
+      f"config.data.labels={labels} does not fit a table with a tag for each word; set config.data.labels to {AUTO}, or"
+      " list the tags"
     )
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:
@@ -288,10 +297,11 @@ def _with_tags(
       del counts[mark]
   if classes:
     return dataclasses.replace(spec, classes=classes)
-  if len(counts) > 200 or not counts:
+  if len(counts) > _MOST_TAGS or not counts:
+    number = f"{len(counts):,} different tags, more than the limit of {_MOST_TAGS}" if counts else "no tags"
     raise UserError(
-      f"{where}: column {spec.label!r} has {len(counts):,} different tags; name another column, "
-      "--config.data.columns=words=COLUMN,tags=COLUMN"
+      f"{where}: column {spec.label!r} has {number}. Name another column:"
+      " --config.data.columns=words=COLUMN,tags=COLUMN."
     )
   if len(counts) < 2:
     raise UserError(f"{where}: all tags in column {spec.label!r} are {next(iter(counts))!r}; add rows with other tags")
@@ -316,9 +326,9 @@ def class_number(value: object, spec: TableSpec, *, where: str) -> int:
     if class_index is not None:
       return class_index
   raise UserError(
-    f"{where}: {spec.label} is {name[:60]!r}, which is not a class of the training table: "
-    f"{', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes) or '.'} Correct the row, or list all classes "
-    "in config.data.labels when training"
+    f"{where}: column {spec.label!r} contains {name[:60]!r}, which is not a class of the training table"
+    f"{did_you_mean(name, spec.classes) or '.'} Known classes: {', '.join(spec.classes[:20])}. Correct the row, or list"
+    " all classes in config.data.labels when training."
   )
 
 

@@ -23,7 +23,8 @@ def keep(examples: Any, *, where: str) -> str:
   for number, row in enumerate(_rows(examples, where)):
     if not isinstance(row, Mapping):
       raise UserError(
-        f'{where}[{number}] is {type(row).__name__}; give a dict for each example: {{"text": "...", "label": "..."}}'
+        f"{where}[{number}] has type {type(row).__name__}, not dict; give a dict for each example, such as"
+        ' {"text": "...", "label": "..."}'
       )
     rows.append({str(name): _named(values.plain(x), names.get(name)) for name, x in row.items()})
   if not rows:
@@ -40,8 +41,10 @@ def _rows(examples: Any, where: str) -> Iterable[Any]:
     return examples.to_dict("records")
   if isinstance(examples, Mapping | str) or not isinstance(examples, Iterable):
     kind = type(examples).__name__
-    splits = f"; give one of its splits, such as {where}[{next(iter(examples))!r}]" if kind == "DatasetDict" else ""
-    raise UserError(f"{where} is {kind}; give a list of dicts, a datasets.Dataset or a DataFrame{splits}")
+    remedy = "a list of dicts, a datasets.Dataset or a DataFrame"
+    if kind == "DatasetDict":
+      remedy = f"one split of the DatasetDict, such as {where}[{next(iter(examples))!r}]"
+    raise UserError(f"{where} has the unsupported type {kind}; give {remedy}")
   return examples
 
 

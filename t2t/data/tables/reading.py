@@ -96,13 +96,15 @@ def read(patterns: str, *, where: str) -> list[TableRow]:
   if DataConfig.is_in_memory(patterns):
     if patterns not in _rows_in_memory:
       raise UserError(
-        f"{where}={patterns}: these rows were passed to t2t.train by a Python program, and are not saved; pass them"
-        f" again as examples=, or give the files of a table, --{where}=FILE"
+        f"{where}={patterns}: these rows were passed to t2t.train by a Python program, and are not saved. Pass the rows"
+        f" again as examples=, or give a table with --{where}=FILE."
       )
     return list(_rows_in_memory[patterns].rows)
   rows = _read(patterns, stamp(patterns, where=where), where)
   if not rows:
-    raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and at least one row below it")
+    raise UserError(
+      f"{where}={patterns} has no row; give a table with a line of column names and at least one row below this line"
+    )
   return rows
 
 

@@ -33,7 +33,8 @@ def find(data: DataConfig) -> TableSpec:
   files = next((source.files for source in data.source_list if source.files and not source.name), "")
   if not files:
     raise UserError(
-      f"config.data.labels={data.labels}: config.data.files is empty; give the table, --config.data.files=train.tsv"
+      f"config.data.labels={data.labels} needs a table, but config.data.files is empty; give a table, for example"
+      " --config.data.files=train.tsv"
     )
   if data.has_tasks:
     other_source = data.source_list[0]
@@ -81,12 +82,13 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   """
   if not config.data.vocabulary:
     raise UserError(
-      "config.data.vocabulary is empty: a table needs the vocabulary of the model that is fine-tuned; "
+      "config.data.vocabulary is empty, but a table needs the vocabulary of the model that is fine-tuned. "
       + (
-        f"give the checkpoint to t2t.config, init={{'checkpoint': {config.init.checkpoint!r}}}, which reads its model,"
-        " vocabulary and recipe, or, if the checkpoint has no vocabulary, set config.data.vocabulary"
+        f"Call t2t.config with init={{'checkpoint': {config.init.checkpoint!r}}} to read the model, vocabulary and"
+        " recipe of the checkpoint. If the checkpoint has no vocabulary, set config.data.vocabulary."
         if config.init.checkpoint
-        else "give --config.init.checkpoint=CHECKPOINT and, if it has no vocabulary, --config.data.vocabulary=FILE"
+        else "Give --config.init.checkpoint=CHECKPOINT. If the checkpoint has no vocabulary, also give"
+        " --config.data.vocabulary=FILE."
       )
     )
   is_new, is_auto = bool(config.data.labels), config.data.labels == "auto"
@@ -95,10 +97,12 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   loss = config.train.loss
   by_heads = answered_by_heads(loss) or not (loss or config.model.kind.is_generative)
   if spec.kind == "text" and by_heads:
+    cause, remedy = "an encoder", "Start from an encoder-decoder or a decoder"
+    if config.model.kind.is_generative:
+      cause, remedy = f"config.train.loss={loss}", "Leave out config.train.loss"
     raise UserError(
-      f"{reading.described(spec.files)}: column {spec.label!r} has texts to generate, which "
-      f"{f'config.train.loss={loss}' if config.model.kind.is_generative else 'an encoder'} cannot do; start from "
-      "an encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
+      f"{reading.described(spec.files)}: column {spec.label!r} has texts to generate, but {cause} cannot generate text."
+      f" {remedy}, or give --config.data.labels=auto with a column of classes."
     )
   table = examples.load(spec, malformed=config.data.max_bad_record_fraction)
   if is_new:
@@ -138,10 +142,10 @@ def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: seqio.Vocabul
   for name in spec.classes if spec.kind == "class" else ():
     ids = tuple(_encode(name, data, vocabulary))
     if ids in written or not ids:
-      written_as = f"as {written[ids]!r}" if ids in written else "as nothing"
+      written_as = f"like {written[ids]!r}" if ids in written else "as no token"
       raise UserError(
         f"{reading.described(spec.files)}: the model's vocabulary encodes the label {name!r} {written_as}; "
-        "rename it, or train a head: --config.train.loss=heads"
+        "rename the label, or train a head with --config.train.loss=heads"
       )
     written[ids] = name
 
@@ -176,8 +180,8 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     targets = _rounded(longest or _percentile(written), 8, _LONGEST)
   elif not by_heads and longest > targets:
     raise UserError(
-      f"config.data.targets_length={targets}: the longest label has {longest} tokens and would be cut; give "
-      f"{longest} or more, or 0"
+      f"config.data.targets_length={targets}: the longest label has {longest} tokens and would be cut; set"
+      f" config.data.targets_length={longest} or more, or 0 to fit the labels"
     )
   inputs = data.inputs_length
   if not inputs:

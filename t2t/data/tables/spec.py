@@ -82,17 +82,17 @@ def from_dict(saved: Mapping[str, Any], *, where: str = "config.data.table") -> 
     UserError: a newer version of t2t has written it, or a value has the wrong type.
   """
   if not isinstance(saved, Mapping):
-    raise UserError(f"{where}={str(saved)[:40]!r}: must be a mapping; copy the checkpoint again")
+    raise UserError(f"{where}={str(saved)[:40]!r} must be a mapping; copy the checkpoint again")
   fields_by_name = {field.name: field for field in dataclasses.fields(TableSpec)}
   if unknown := sorted(set(saved) - set(fields_by_name)):
-    raise UserError(f"{where}: has the key {unknown[0]!r}, which this version of t2t cannot read; upgrade t2t")
+    raise UserError(f"{where} has the key {unknown[0]!r}, which this version of t2t cannot read; upgrade t2t")
   values = {name: tuple(x) if isinstance(x, list | tuple) else x for name, x in saved.items()}
   for name, field in fields_by_name.items():
     expected_type = field.type if field.type in (str, bool, int) else tuple
     value = values.get(name, field.default)
     if type(value) is not expected_type or (expected_type is tuple and not all(isinstance(x, str) for x in value)):
       raise UserError(
-        f"{where}.{name}={str(value)[:40]!r}: must be a {expected_type.__name__}; copy the checkpoint again"
+        f"{where}.{name}={str(value)[:40]!r} must have type {expected_type.__name__}; copy the checkpoint again"
       )
   return TableSpec(**values)
 

@@ -215,7 +215,9 @@ def _starts(raw_starts: Any, number: int) -> list[int | None]:
   raw_starts = parsed(raw_starts) if isinstance(raw_starts, str) else raw_starts
   starts = raw_starts if isinstance(raw_starts, list | tuple) else [raw_starts]
   if len(starts) != number:
-    raise UnreadableCell(f"{number} answer(s) have {len(starts)} start(s), {str(raw_starts)[:40]}; give one for each")
+    raise UnreadableCell(
+      f"{number} answer(s) have {len(starts)} start(s), {str(raw_starts)[:40]}; give one start for each answer"
+    )
   return [_whole_number(x) for x in starts]
 
 

@@ -112,7 +112,7 @@ def encode_text(vocabulary: seqio.Vocabulary, text: str, *, special_tokens: str 
 
 def _accepted(reader: "Reader", special_tokens: str) -> frozenset[str]:
   if special_tokens not in CHOICES:
-    raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(CHOICES)}")
+    raise UserError(f"special_tokens={special_tokens!r} is not valid; give one of {', '.join(CHOICES)}")
   if special_tokens == "none":
     return frozenset()
   return frozenset(name for name in reader.names if special_tokens == "all" or is_blank(name))

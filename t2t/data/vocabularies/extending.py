@@ -93,7 +93,7 @@ def _new_pieces(
   """Returns the wanted number of new tokens with their scores, from vocabularies of increasing size."""
   num_wanted, old_pieces, requested_size, most = size - len(old), set(old), size, 0
   if num_wanted < 1:
-    raise UserError(f"--size {size}: the vocabulary to extend already has {len(old)} tokens; give more")
+    raise UserError(f"--size {size}: the vocabulary to extend already has {len(old)} tokens; give a larger size")
   while True:
     try:
       with tempfile.TemporaryDirectory() as folder:

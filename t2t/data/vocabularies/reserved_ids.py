@@ -32,7 +32,7 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     UserError: the file does not exist, is no vocabulary, already has sentinels, or lacks a required token.
   """
   if extra_ids < 0:
-    raise UserError(f"config.data.extra_ids={extra_ids}: the number of sentinels must not be negative; T5 uses 100")
+    raise UserError(f"config.data.extra_ids={extra_ids}: the number of sentinels must not be negative; give 0 or more")
   if not spec:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
@@ -68,10 +68,12 @@ _WHAT_TO_GIVE = (
 def _file_in(folder: epath.Path, where: str) -> epath.Path:
   paths = vocabulary_files.found_in(folder)
   if len(paths) > 1:
-    raise UserError(f"{where}: contains {len(paths)} of *{paths[0].suffix}; give one of them, for example {paths[0]}")
+    raise UserError(
+      f"{where} contains {len(paths)} files *{paths[0].suffix}; give one of these files, for example {paths[0]}"
+    )
   if not paths:
     endings = ", ".join(vocabulary_files.KINDS)
-    raise UserError(f"{where}: this folder contains no vocabulary; looked for {endings}")
+    raise UserError(f"{where}: this folder contains no vocabulary; give a folder with one of {endings}")
   return paths[0]
 
 
@@ -79,30 +81,40 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
   try:
     content = gcs.read(path)
   except OSError as error:
-    raise UserError(f"{where}: cannot be read ({error.strerror or error})") from error
+    raise UserError(
+      f"{where} cannot be read ({error.strerror or error}); check the path and permissions of the file"
+    ) from error
   try:
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
     pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
   except (RuntimeError, UnicodeDecodeError) as error:
-    raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` trains one") from error
+    raise UserError(
+      f"{where} is not a SentencePiece model; download the file again, or train a model with `t2t vocab train`"
+    ) from error
   sentinels = [i for i, piece in enumerate(pieces) if vocabulary_files.SENTINEL.fullmatch(piece)]
   if sentinels and extra_ids:
     raise UserError(
       f"{where}: the model already contains {len(sentinels)} sentinels ({pieces[sentinels[0]]} has id "
       f"{sentinels[0]}). Adding {extra_ids} would give each sentinel two ids. Set config.data.extra_ids=0, or "
-      "give a model without sentinels, as T5's is published."
+      "give a model without sentinels, such as the published model of T5."
     )
   # Llama has no pad token. Its id 0 is the unknown token, which never occurs, because unknown characters become bytes.
   free = model.is_unknown(0) or model.is_control(0)
   if model.pad_id() != seqio.vocabularies.PAD_ID and not (model.pad_id() < 0 and free):
     reason = f'has no pad token and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
     raise UserError(
-      f"{where}: the model {reason}; padding must be id 0. Train it with pad_id=0, as `t2t vocab train` does."
+      f"{where}: the model {reason}, but padding must be id 0. Train a model with `t2t vocab train`, or set pad_id=0 in"
+      " your training."
     )
   if model.pad_id() < 0 and model.is_unknown(0) and not any(model.is_byte(i) for i in range(len(pieces))):
-    logging.warning("%s: id 0 is both padding and %s: unknown characters of the text are not learned", where, pieces[0])
+    logging.warning(
+      "%s: id 0 is both padding and %s, so unknown characters of the text are not learned", where, pieces[0]
+    )
   if model.eos_id() < 0:
-    raise UserError(f"{where}: the model has no EOS token, which must end targets. `t2t vocab train` makes </s> id 1.")
+    raise UserError(
+      f"{where}: the model has no EOS token, but targets must end with EOS. Train a model with `t2t vocab train`, which"
+      " makes </s> id 1."
+    )
 
 
 def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
@@ -144,7 +156,7 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   if count > num_sentinels(vocabulary):
     raise UserError(
       f"config.data.extra_ids: {count} sentinels are needed, but the vocabulary has {num_sentinels(vocabulary)}. "
-      f"Set config.data.extra_ids={count} or more, or shorten config.data.inputs_length"
+      f"Set config.data.extra_ids={count} or more, or reduce config.data.inputs_length."
     )
   return [vocabulary.vocab_size - 1 - i for i in range(count)]
 
@@ -171,8 +183,8 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int:
   token_id = find_mask_id(vocabulary)
   if token_id is None:
     raise UserError(
-      "config.data.vocabulary: has neither a [MASK] or <mask> token nor sentinels, and masking needs one. Set "
-      "config.data.extra_ids=1 or more; <extra_id_0> is then the mask."
+      "config.data.vocabulary has no mask: no [MASK] token, no <mask> token and no sentinels. Set "
+      "config.data.extra_ids=1 or more to use <extra_id_0> as the mask."
     )
   return token_id
 
@@ -297,7 +309,7 @@ class _PublishedVocabulary(seqio.SentencePieceVocabulary):
       reason = str(error).partition("error details: ")[2].partition("\n")[0] or str(error)
       raise UserError(
         f"the task's vocabulary, {self.sentencepiece_model_file}, cannot be read ({reason}). Set "
-        "config.data.vocabulary to a copy of it, or to another vocabulary."
+        "config.data.vocabulary to a copy of this file, or to another vocabulary."
       ) from error
 
 

@@ -52,8 +52,8 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     sentinels = [piece for piece in file.ids if SENTINEL.fullmatch(piece)]
     if sentinels and self.extra_ids:
       raise UserError(
-        f"config.data.vocabulary={self._path}: already contains {len(sentinels)} sentinels ({sentinels[0]} has "
-        f"id {file.ids[sentinels[0]]}). Adding {self.extra_ids} would give each two ids. Set "
+        f"config.data.vocabulary={self._path} already contains {len(sentinels)} sentinels ({sentinels[0]} has "
+        f"id {file.ids[sentinels[0]]}). Adding {self.extra_ids} would give each sentinel two ids. Set "
         "config.data.extra_ids=0, or give the spiece.model without sentinels."
       )
     return file
@@ -280,6 +280,9 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
+_REMEDY = "Copy or download the file again."
+
+
 @dataclasses.dataclass(frozen=True)
 class _File:
   """Content of a vocabulary's files."""
@@ -320,18 +323,18 @@ def _text(path: epath.Path, where: str) -> str:
   try:
     return gcs.read(path).decode().replace("\r\n", "\n")
   except UnicodeDecodeError as error:
-    raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start})") from error
+    raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start}). {_REMEDY}") from error
   except OSError as error:
-    raise UserError(f"{where}: cannot read {path}: {error}") from error
+    raise UserError(f"{where}: {path} cannot be read ({error}); check the path and permissions of the file") from error
 
 
 def _json(path: epath.Path, where: str) -> dict:
   try:
     content = json.loads(_text(path, where))
   except (ValueError, RecursionError) as error:  # also too deeply nested, or a number with too many digits
-    raise UserError(f"{where}: {path.name} is not JSON ({error})") from error
+    raise UserError(f"{where}: {path.name} is not JSON ({error}). {_REMEDY}") from error
   if not isinstance(content, dict):
-    raise UserError(f"{where}: {path.name} contains no JSON object")
+    raise UserError(f"{where}: {path.name} contains no JSON object. {_REMEDY}")
   return content
 
 
@@ -339,18 +342,19 @@ def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   # splitlines() would also split at tokens that are Unicode line separators.
   pieces = _text(path, where).removesuffix("\n").split("\n")
   if pieces == [""]:
-    raise UserError(f"{where}: is empty; a vocab.txt has one token per line, [PAD] first")
+    raise UserError(f"{where} is empty. {_REMEDY} A vocab.txt has one token per line, [PAD] first.")
   ids = {piece: i for i, piece in enumerate(pieces)}
   missing = [piece for piece in ("[PAD]", "[UNK]", "[SEP]") if piece not in ids]
   if missing:
     raise UserError(
-      f"{where}: not a WordPiece vocabulary, because it has no {' and no '.join(missing)}; compare BERT's vocab.txt"
+      f"{where} is not a WordPiece vocabulary, because the file has no {' and no '.join(missing)}; give a file like"
+      " BERT's vocab.txt"
     )
   if len(ids) < len(pieces):
     first = next(i for i, piece in enumerate(pieces) if ids[piece] != i)
     raise UserError(
       f"{where}: line {first + 1} and line {ids[pieces[first]] + 1} are the same token, {pieces[first]!r}; "
-      "remove one, because a token's id is its line number"
+      "remove one of the lines, because the id of a token is its line number"
     )
   settings = _settings(path)
   lower_case = settings.get("do_lower_case")
@@ -373,16 +377,21 @@ def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
 def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str) -> tokenizers.Tokenizer:
   for path, other_path in ((pieces_path, merges_path), (merges_path, pieces_path)):
     if not path.exists():
-      raise UserError(f"{where}: {path.name} is missing; a BPE vocabulary needs it beside {other_path.name}")
+      raise UserError(
+        f"{where}: {path.name} is missing; put {path.name} beside {other_path.name}, because a BPE vocabulary needs"
+        " both"
+      )
   ids = _json(pieces_path, where)
   if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
-    raise UserError(f"{where}: {pieces_path.name} is not a BPE vocabulary: it must map tokens to the ids 0, 1, 2, ...")
+    raise UserError(
+      f"{where}: {pieces_path.name} is not a BPE vocabulary, because its ids are not 0, 1, 2 and so on. {_REMEDY}"
+    )
   lacking = [character for character in pre_tokenizers.ByteLevel.alphabet() if character not in ids]
   if lacking or any(piece.endswith("</w>") for piece in ids):
     raise UserError(
-      f"{where}: {pieces_path.name} is not a byte-level BPE vocabulary, as GPT-2's and RoBERTa's are:"
+      f"{where}: {pieces_path.name} is not a byte-level BPE vocabulary like GPT-2's, because"
       f" {f'{len(lacking)} of the 256 bytes have no token' if lacking else 'words end in </w>'}."
-      " Give the tokenizer.json of this model"
+      " Give the tokenizer.json of this model."
     )
   merges = []
   for number, line in enumerate(_text(merges_path, where).split("\n"), 1):
@@ -391,8 +400,8 @@ def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str
       # The library would accept some of these lines, and panic at others.
       if len(pair) != 2 or any(piece not in ids for piece in (*pair, "".join(pair))):
         raise UserError(
-          f"{where}: line {number} of {merges_path.name} does not merge two tokens of {pieces_path.name} into "
-          f"one: {line!r}"
+          f"{where}: line {number} of {merges_path.name}, {line!r}, does not merge two tokens of {pieces_path.name}"
+          " into another token. Copy or download both files again."
         )
       merges.append(pair)
   tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))
@@ -409,13 +418,17 @@ def _tokenizer_json(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   content = _json(path, where)
   if "model" not in content:
     raise UserError(
-      f'{where}: not a tokenizer.json, because it has no "model"; the tokens of a BPE vocabulary must be in a file'
-      f" {' or '.join(vocabulary_files.MERGES)}, beside {' or '.join(vocabulary_files.MERGES.values())}"
+      f'{where} is not a tokenizer.json, because the file has no "model". Give a tokenizer.json, or the token file of a'
+      f" BPE vocabulary ({' or '.join(vocabulary_files.MERGES)}) beside"
+      f" {' or '.join(vocabulary_files.MERGES.values())}."
     )
   try:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
   except Exception as error:  # the library raises nothing narrower
-    raise UserError(f"{where}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
+    raise UserError(
+      f"{where}: tokenizers {tokenizers.__version__} cannot read this file ({error}). Upgrade tokenizers, or download"
+      " the file again."
+    ) from error
   # Truncation and padding belong to the data pipeline.
   tokenizer.no_truncation()
   tokenizer.no_padding()
@@ -429,9 +442,7 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
   ids = tokenizer.get_vocab(with_added_tokens=True)
   size = max(ids.values(), default=0) + 1
   if size > _MOST_IDS:
-    raise UserError(
-      f"{where}: its largest id is {size - 1:,}, which is not plausible; the largest vocabularies have a million tokens"
-    )
+    raise UserError(f"{where}: the largest id, {size - 1:,}, is above the limit of {_MOST_IDS - 1:,}. {_REMEDY}")
 
   def special(kind: str) -> int | None:
     configured = settings.get(f"{kind}_token")
@@ -441,7 +452,9 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
   named = {kind: special(kind) for kind in control_tokens.NAMES}
   if named["eos"] is None:
     eos_names = " ".join(control_tokens.NAMES["eos"])
-    raise UserError(f"{where}: has no end-of-text token, which must end targets; add one of: {eos_names}")
+    raise UserError(
+      f"{where} has no end-of-text token, but targets must end with an end-of-text token; add one of: {eos_names}"
+    )
   if named["mask"] is not None and named["cls"] is None:
     # RoBERTa: its BOS and EOS have the function of [CLS] and [SEP].
     named |= {"cls": named["bos"], "sep": named["eos"]}

@@ -55,7 +55,7 @@ def train_sentencepiece(
   model = io.BytesIO()
   lines = list(sentences(texts, max_sentences))
   if not lines:
-    raise UserError("--input: there is no text to train a vocabulary on")
+    raise UserError("--input: there is no text to train a vocabulary on; give files with text")
   if character_coverage is None:
     character_coverage = coverage_for(count_characters(lines), size=size)
   try:
@@ -168,9 +168,12 @@ def _trainer_error(error: Exception, size: int) -> UserError:
   if required:
     return UserError(
       f"--size {size}: too small, because the characters of this text alone need {required.group(2)} tokens. "
-      "Give several times as many, or lower --character_coverage."
+      "Give a size several times as large, or lower --character_coverage."
     )
-  return UserError(f"--size {size}: SentencePiece could not train on this text: {message.splitlines()[0]}")
+  return UserError(
+    f"--size {size}: SentencePiece could not train on this text ({message.splitlines()[0]}). Give other text or another"
+    " size."
+  )
 
 
 def train_wordpiece(
@@ -310,11 +313,12 @@ def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], s
   with _announced(f"training a vocabulary of {size:,} tokens"):
     tokenizer.train_from_iterator(noted(), trainer)
   if empty:
-    raise UserError("--input: there is no text to train a vocabulary on")
+    raise UserError("--input: there is no text to train a vocabulary on; give files with text")
   vocab_size = tokenizer.get_vocab_size()
   if vocab_size < size:
     raise UserError(f"--size {size}: too large for this text; the largest that works is {vocab_size}")
   if vocab_size > size:
     raise UserError(
-      f"--size {size}: too small, because special tokens and single characters alone are {vocab_size}; give more"
+      f"--size {size}: too small, because special tokens and single characters alone are {vocab_size} tokens; give a"
+      " larger size"
     )

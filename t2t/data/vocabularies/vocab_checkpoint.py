@@ -80,8 +80,8 @@ def check_same(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, spec:
   """
   if difference := _difference(trained, configured):
     raise UserError(
-      f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference});"
-      ' leave it empty ("") to use the checkpoint\'s'
+      f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference}). Leave"
+      ' config.data.vocabulary empty ("") to use the vocabulary of the checkpoint.'
     )
 
 
@@ -93,7 +93,7 @@ def _difference(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> str:
   index = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
   if index is not None:
     return f"id {index} is {theirs[index]!r}, not {ours[index]!r}"
-  sizes = f"the checkpoint's has {len(ours):,} ids, the run's {len(theirs):,}"
+  sizes = f"the checkpoint's vocabulary has {len(ours):,} ids, the run's vocabulary {len(theirs):,}"
   if len(ours) - trained.extra_ids != len(theirs) - configured.extra_ids:
     return sizes
   return (
@@ -130,14 +130,14 @@ def check_saved(configured: seqio.Vocabulary, folder: epath.Path, *, noted: str,
   if saved_digest == now or saved_copy is None and not noted:
     return
   if saved_copy is None:
-    difference, remedy = f"its copy in {folder} differs, too", "restore the original vocabulary"
+    difference, remedy = f"the copy in {folder} differs, too", "Restore the original vocabulary with"
   else:
     difference = _difference(saved_copy, configured) or "the same tokens, but other scores, merges or rules"
-    remedy = f"use the run's vocabulary, --config.data.vocabulary={folder}"
+    remedy = f"Use the run's vocabulary with --config.data.vocabulary={folder}"
   raise UserError(
-    f"config.data.vocabulary={spec}: this run started with another vocabulary ({difference}); {remedy} "
+    f"config.data.vocabulary={spec}: this run started with another vocabulary ({difference}). {remedy} "
     f"--config.data.extra_ids={configured.extra_ids if saved_copy is None else saved_copy.extra_ids}, or start a "
-    "run in another --workdir"
+    "run in another --workdir."
   )
 
 
@@ -160,12 +160,12 @@ def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, wh
     return ""
   pairs = list(zip(reserved_ids.token_texts(trained), reserved_ids.token_texts(configured), strict=False))
   num_changed = sum(a != b for a, b in pairs)
-  summary = f"{where}: was trained with another vocabulary than the run's ({difference})"
+  summary = f"{where} was trained with a vocabulary that differs from the run's ({difference})"
   if num_changed > _OTHER_PIECES * len(pairs):
     raise UserError(
-      f"{summary}: {num_changed:,} of {len(pairs):,} ids have other tokens, whose embeddings would be wrong. Use "
+      f"{summary}. {num_changed:,} of {len(pairs):,} ids have other tokens, so their embeddings would be wrong. Use "
       "the checkpoint's vocabulary (config.init.use_model_config=True without config.data.vocabulary), match "
-      "tokens (config.init.transfer_vocab=True), or initialize fresh embeddings: "
-      f"config.init.reinit={','.join(by_ids)}"
+      "tokens (config.init.transfer_vocab=True), or initialize fresh embeddings "
+      f"(config.init.reinit={','.join(by_ids)})."
     )
   return f"{summary}: {num_changed:,} of {len(pairs):,} ids have other tokens"

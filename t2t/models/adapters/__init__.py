@@ -166,7 +166,7 @@ def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
   if taken >= model.most_positions:
     raise UserError(
       f"config.{next(iter(adapters))}.length={taken}: the model has {model.most_positions} learned positions "
-      f"(config.model.max_length), so none is left for a text. Give a length below {model.most_positions}."
+      f"(config.model.max_length), so no position is left for a text. Give a length below {model.most_positions}."
     )
   return dataclasses.replace(model, max_length=model.most_positions - taken)
 

@@ -50,7 +50,7 @@ class PalsConfig:
       object.__setattr__(self, name, tuple(getattr(self, name)))
     for name in self.tasks:
       if not name or self.tasks.count(name) > 1:
-        why = f"{name!r} occurs twice" if name else "an empty name at a comma"
+        why = f"{name!r} occurs twice" if name else "a name is empty"
         raise UserError(f"config.pals.tasks={','.join(self.tasks)}: {why}. Give each task one unique name.")
     for name in ("size", "heads"):
       if getattr(self, name) < 1:
@@ -59,7 +59,8 @@ class PalsConfig:
       low = self.size // self.heads * self.heads
       near = " or ".join(str(size) for size in (low, low + self.heads) if size)
       raise UserError(
-        f"config.pals.size={self.size}: not divisible by config.pals.heads={self.heads}. Set it to {near}."
+        f"config.pals.size={self.size} is not divisible by config.pals.heads={self.heads}. Set "
+        f"config.pals.size to {near}."
       )
 
 
@@ -143,7 +144,7 @@ def _project(x: jax.Array, matrices: jax.Array, tasks: jax.Array | None) -> jax.
   if number == 1:
     return quantized_matmul.product(x, matrices[0])
   if tasks is None:
-    raise ValueError(f"config.pals.tasks: {number} tasks, but the batch has no feature with task ids")
+    raise ValueError(f"config.pals.tasks has {number} tasks, but the batch has no feature with task ids")
   if tasks.shape[1] == 1:
     # Cast after the copies, so that their gradients are summed in float32.
     of_rows = jnp.take(matrices, tasks[:, 0], axis=0).astype(x.dtype)
@@ -165,8 +166,8 @@ def adapt(model: nnx.Module, config: PalsConfig, rngs: nnx.Rngs) -> nnx.Module:
   if not config.tasks:
     raise UserError(
       "config.pals.tasks is empty. Give the names of config.data.sources, or of the tasks of "
-      "config.data.mixture, for example --config.pals.tasks=reviews,questions; their order determines the task "
-      "ids."
+      "config.data.mixture, for example --config.pals.tasks=reviews,questions. The order of the names determines "
+      "the task ids."
     )
   model = patterns.copy_of(model)
   for _, submodel in patterns.modules(model, transformer.MODELS):

@@ -67,4 +67,4 @@ def check(patterns: Iterable[str], key: str, paths: Sequence[str]) -> None:
     check_pattern(pattern, key)
     if not any(re.search(pattern, path) for path in paths):
       near = did_you_mean(pattern, list(paths) + sorted({part for path in paths for part in path.split("/")}))
-      raise UserError(f"{key}: {pattern!r} matches none of {', '.join(paths)}{near}")
+      raise UserError(f"{key}: the pattern {pattern!r} matches no path. Paths: {', '.join(paths)}{near}")

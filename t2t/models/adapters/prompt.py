@@ -47,12 +47,13 @@ class PromptConfig:
       near = did_you_mean(self.init, INITS)
       raise UserError(f"config.prompt.init={self.init!r}: unknown value. Known values: {', '.join(INITS)}{near}")
     if (self.init == "text") != bool(self.text.strip()):
-      right = (
-        "give config.prompt.text, or another init"
+      raise UserError(
+        "config.prompt.init=text needs words, but config.prompt.text is empty. Give config.prompt.text, or another "
+        "config.prompt.init."
         if self.init == "text"
-        else "set config.prompt.init=text, or remove the text"
+        else f"config.prompt.text={self.text!r} has no effect with config.prompt.init={self.init}. Set "
+        "config.prompt.init=text, or remove the text."
       )
-      raise UserError(f"config.prompt.text={self.text!r} and config.prompt.init={self.init}: {right}")
     object.__setattr__(self, "also_train", tuple(self.also_train))
 
 
@@ -105,11 +106,13 @@ def starts(config: PromptConfig, vocabulary: Vocabulary | None, *, seed: int) ->
   if config.init == "uniform":
     return None
   if vocabulary is None:
-    raise UserError(f"config.prompt.init={config.init}: needs a vocabulary. Give config.data.vocabulary.")
+    raise UserError(f"config.prompt.init={config.init} needs a vocabulary. Give config.data.vocabulary.")
   if config.init == "text":
     ids = [token_id for token_id in vocabulary.encode(config.text) if token_id != vocabulary.unk_id]
     if not ids:
-      raise UserError(f"config.prompt.text={config.text!r}: the vocabulary has no token of it. Give other words.")
+      raise UserError(
+        f"config.prompt.text={config.text!r}: the vocabulary has no token of this text. Give other words."
+      )
     return (ids * -(-config.length // len(ids)))[: config.length]
   ids = _frequent(vocabulary, config.most_frequent)
   return np.random.default_rng(seed).choice(ids, config.length, replace=len(ids) < config.length).tolist()

@@ -265,12 +265,12 @@ def choose_here(
     needed, here = PLATFORMS.get(kernel), sharding.platform()
     if needed is not None and needed != here:
       raise UserError(
-        f"config.model.attention_kernel={kernel}: needs a {needed.upper()}, but this is a {here.upper()}. Set "
+        f"config.model.attention_kernel={kernel} needs a {needed.upper()}, but the device is a {here.upper()}. Set "
         "--config.model.attention_kernel='' to select an available kernel automatically."
       )
     raise UserError(
-      f"config.model.attention_kernel={kernel}: unavailable for queries of {list(query.shape)} and keys of "
-      f"{list(keys.shape)}, which use {chosen}. Set --config.model.attention_kernel='' to select an "
+      f"config.model.attention_kernel={kernel} does not support queries of {list(query.shape)} and keys of "
+      f"{list(keys.shape)}. These use {chosen}. Set --config.model.attention_kernel='' to select an "
       "available kernel automatically."
     )
   return chosen

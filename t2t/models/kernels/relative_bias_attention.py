@@ -142,7 +142,7 @@ def attend(
   )
   if blocks is None:
     raise ValueError(
-      f"config.model.attention_kernel=distance: queries of {query.shape} do not fit into a core of "
+      f"config.model.attention_kernel=distance: queries of {query.shape} do not fit into the memory of a core of "
       f"{device_kind or 'a TPU'}"
     )
   lengths = tuple(-(-length // block) * block for length, block in zip((query_length, key_length), blocks, strict=True))
@@ -225,7 +225,9 @@ def attend_on_mesh(
   has_prefix = mask.causal and mask.prefix is not None
   if has_prefix:
     if ranks is not None:
-      raise ValueError("config.model.attention_kernel=distance: the kernel takes ranks or a prefix, not both")
+      raise ValueError(
+        "config.model.attention_kernel=distance: the kernel does not support ranks together with a prefix"
+      )
     ranks = blocks_lib.positions_seen(mask, batch, whole_length)
   if dropout_rate:
     assert dropout_key is not None

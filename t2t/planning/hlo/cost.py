@@ -394,7 +394,7 @@ def replica_groups(attributes: str, num_devices: int) -> list[tuple[int, ...]]:
     return _mesh_groups(mesh[1], mesh[2] or "", mesh[3])
   if re.search(r"replica_groups=(?!\{\})", attributes):
     raise UserError(
-      f"unknown HLO notation of a collective's groups: {attributes[:200]}. Use the JAX version of t2t's lock file, "
+      f"unknown HLO notation of a collective's groups: {attributes[:200]}. Use the JAX version of requirements.lock, "
       "or report this text."
     )
   return [tuple(range(num_devices))]

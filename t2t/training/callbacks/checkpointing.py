@@ -37,7 +37,7 @@ class Checkpointing(Callback):
         if reserved := [name for name in files if name in names or not run.checkpoints.may_contain(name)]:
           raise UserError(
             f"{type(callback).__name__}.on_save: {reserved[0]!r} is reserved, or is not a valid file name in a "
-            "checkpoint. Return another name, of letters and digits"
+            "checkpoint. Return another name, of letters and digits."
           )
         names |= files.keys()
         # All processes return the same file names, but only the first process writes the files.
@@ -71,11 +71,11 @@ def check_finite(state: TrainState, *, step: int) -> None:
   finite = np.asarray(_are_finite(sharding.mesh_of(state.step))([x for _, x in leaves]))
   affected = [name for (name, _), good in zip(leaves, finite, strict=True) if not good]
   if affected:
-    more = f" and {len(affected) - 1} more arrays" if len(affected) > 1 else ""
+    more = f" and {len(affected) - 1} more arrays are" if len(affected) > 1 else " is"
     raise UserError(
-      f"step {step}: {affected[0]}{more} not finite after this update; the step was not saved. Lower "
+      f"step {step}: {affected[0]}{more} not finite after this update. The step was not saved. Lower "
       "config.optimizer.learning_rate or set config.optimizer.clip_norm=1.0, then run the same command again to "
-      "resume from the last checkpoint"
+      "resume from the last checkpoint."
     )
 
 

@@ -88,7 +88,7 @@ class Watch:
     """
     nan_policy, loss = self._config.nan_policy, values["loss"]
     if not math.isfinite(loss) or not math.isfinite(values["grad_norm"]):
-      why = f"step {step}: loss {loss}, gradient norm {values['grad_norm']}: not finite"
+      why = f"step {step}: loss {loss} or gradient norm {values['grad_norm']} is not finite"
       where = grad_stats.first_not_finite(self._params, squares)
       why += f"; first gradient that is not finite: {where}" if where else ""
       if nan_policy.on_nonfinite == "skip":
@@ -127,7 +127,7 @@ class Watch:
       fraction = nan_policy.max_skipped_fraction
       why += f"; {self._skipped} updates of {steps} steps, more than config.nan_policy.max_skipped_fraction={fraction}"
     else:
-      return Judgement(why=f"{why}; its update is skipped, {self._skipped} so far", skipped=self._skipped)
+      return Judgement(why=f"{why}; the update is skipped ({self._skipped} so far)", skipped=self._skipped)
     return self._act("stop", step, f"{why} would be skipped", batch)
 
   def _act(self, action: str, step: int, why: str, batch: Batch) -> Judgement:
@@ -135,16 +135,16 @@ class Watch:
     path = self._workdir / BAD_BATCHES / f"step_{step}.npz"
     try:
       save_batch(path, batch)
-      why += f"; its batch is in {path}"
+      why += f"; the batch is in {path}"
     except OSError as error:
-      why += f"; its batch could not be saved ({error})"
+      why += f"; the batch could not be saved ({error})"
     if action == "rollback":
       return Judgement(back=True, why=why)
     raise UserError(
-      f"{why}; nothing was saved since. Run `t2t replay {self._workdir} --step {step}` to find the origin. Then "
-      "lower config.optimizer.learning_rate, set config.optimizer.clip_norm=1.0, or skip such updates with "
-      "config.nan_policy.on_nonfinite=skip (or rollback; see `t2t train --help nan_policy`). The same command "
-      "again resumes from the last checkpoint"
+      f"{why}. This step was not saved. Run `t2t replay {self._workdir} --step {step}` to find the origin. Then "
+      "lower config.optimizer.learning_rate, set config.optimizer.clip_norm=1.0, or set "
+      "config.nan_policy.on_nonfinite=skip or rollback (see `t2t train --help nan_policy`). Run the same command "
+      "again to resume from the last checkpoint."
     )
 
 

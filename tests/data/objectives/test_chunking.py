@@ -77,5 +77,5 @@ def test_room():
   lengths = {"inputs": 10, "targets": 4}
   assert chunking.room(lengths, {"inputs": 1}) == 9
   assert chunking.room(lengths, {"inputs": 1, "targets": 1}) == 3
-  with pytest.raises(UserError, match="config.data.targets_length=4: too short.*targets_length=6"):
+  with pytest.raises(UserError, match="config.data.targets_length=4 is too short.*targets_length=6"):
     chunking.room(lengths, {"targets": 5})

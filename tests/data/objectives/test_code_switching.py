@@ -75,9 +75,9 @@ def test_rates_and_draws(dictionary):
 @pytest.mark.parametrize(
   ("content", "message"),
   [
-    ("red\trouge\nhouse\n", "line 2: 'house' is not a word, a tab and its translation"),
+    ("red\trouge\nhouse\n", "line 2: 'house' is not a word and a translation, separated by a tab"),
     ("red\trouge\tx\n", "line 1: 'red.trouge.tx' is not a word"),
-    ("red\t\n", "line 1: 'red' is not a word, a tab"),
+    ("red\t\n", "line 1: 'red' is not a word and a translation, separated by a tab"),
     ("red house\tmaison rouge\n", "line 1: 'red house' is not a single word"),
     ("\n\n", "has no words"),
     (b"r\xe9d\trouge\n", r"not valid UTF-8 \(byte 2\)"),
@@ -123,9 +123,9 @@ def test_own_files_are_switched(tmp_path, dictionary):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: must be above 0"),
+    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: the rate must be above 0"),
     ({"switching_rate": 1.5}, "config.data.switching_rate=1.5: .* at most 1"),
-    ({"dictionary": ""}, "config.data.switching_rate=0.5: has no effect, because config.data.dictionary is empty"),
+    ({"dictionary": ""}, "config.data.switching_rate=0.5 has no effect, because config.data.dictionary is empty"),
     ({"objective": "annotated_masked_lm"}, "works only with objectives of plain text"),
   ],
 )
@@ -139,7 +139,7 @@ def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
   """An error says that the dictionary would have no effect."""
   data = data_of(tmp_path, dictionary=dictionary, files="", sources=sources)
   data = dataclasses.replace(data, mixture="" if sources else "docs_causal_lm")
-  with pytest.raises(UserError, match=r"config.data.dictionary=.*: words are replaced in files only, and .*docs"):
+  with pytest.raises(UserError, match=r"config.data.dictionary=.* replace words of files only, but .*docs"):
     validation.check(data, batch_size=1, model_vocab_size=384)
 
 

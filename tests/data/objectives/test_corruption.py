@@ -151,17 +151,17 @@ def test_lengths_of_several_kinds_of_noise():
   """The error's values fit all kinds, and mode tokens reduce the inputs."""
   noise = [(0.15, 3.0), (0.5, 3.0)]
   with pytest.raises(
-    UserError, match="targets_length=114 is too short.*set config.data.targets_length=(?P<n>[0-9]+)"
+    UserError, match="targets_length=114 is too short.*Set config.data.targets_length=(?P<n>[0-9]+)"
   ) as e:
     corruption.check_mixture(512, 114, noise=noise, extra_ids=1000, mode_length=5)
-  targets_length = int(str(e.value).rsplit("=", 1)[1])
-  with pytest.raises(UserError, match="extra_ids=28.*set config.data.extra_ids=") as e:
+  targets_length = int(str(e.value).rsplit("=", 1)[1].removesuffix("."))
+  with pytest.raises(UserError, match="extra_ids=28.*Set config.data.extra_ids=") as e:
     corruption.check_mixture(512, targets_length, noise=noise, extra_ids=28, mode_length=5)
-  extra_ids = int(str(e.value).split("set config.data.extra_ids=")[1].split()[0])
+  extra_ids = int(str(e.value).split("Set config.data.extra_ids=")[1].split()[0])
   kinds = corruption.check_mixture(512, targets_length, noise=noise, extra_ids=extra_ids, mode_length=5)
   assert kinds[0] == corruption.span_lengths(507, **T5)
   with pytest.raises(
-    UserError, match="inputs_length=7: too short for 5 mode tokens, .* set config.data.inputs_length=8"
+    UserError, match="inputs_length=7 is too short for 5 mode tokens, .* Set config.data.inputs_length=8"
   ):
     corruption.check_mixture(7, 114, noise=noise, extra_ids=28, mode_length=5)
 

@@ -136,7 +136,9 @@ def test_full_examples_and_what_they_hold(name):
   if name != "iid_span_corruption":  # full only without neighbouring noise, which is rare for 77 tokens
     assert {(len(e["inputs"]), len(e["targets"])) for e in found} == {(512, longest)}
   if name != "drop_tokens":
-    with pytest.raises(UserError, match=r"extra_ids=60: inputs_length=512 gives 7[78] noise spans.*extra_ids=7[78]"):
+    with pytest.raises(
+      UserError, match=r"extra_ids=60 is too small. .*inputs_length=512 gives 7[78] noise spans.*extra_ids=7[78]"
+    ):
       examples(name, text, extra_ids=60)
   with pytest.raises(UserError, match="config.data.inputs_length=2"):
     examples(name, text, inputs=2)

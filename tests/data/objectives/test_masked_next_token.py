@@ -168,7 +168,7 @@ def test_two_objectives_on_the_same_files_are_one_batch(tmp_path, capsys):
   ]
   assert command.main(arguments(tmp_path, *both)) == 2
   error = capsys.readouterr().err
-  assert "config.data.sources.masked.objective=masked_next_token: has bidirectional rows" in error
+  assert "config.data.sources.masked.objective=masked_next_token needs bidirectional attention" in error
   assert "Set config.model.bidirectional_prefix=True" in error
   assert command.main(arguments(tmp_path, *both, "--config.model.bidirectional_prefix=True")) == 0
   out = capsys.readouterr().out

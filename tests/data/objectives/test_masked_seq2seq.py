@@ -122,7 +122,7 @@ def test_mass_in_place():
     assert filled == list(range(filled[0], filled[0] + len(filled)))
     assert len(each["inputs"]) <= 16 and len(each["target_places"]) == len(each["targets"])
   with pytest.raises(
-    UserError, match=r"targets_length=8 is too short: 8 of the 15 text tokens .*set .*targets_length=9"
+    UserError, match=r"targets_length=8 is too short. .* 8 of 15 text tokens.* Set .*targets_length=9"
   ):
     examples(masked_seq2seq.mass_in_place, [3, 4], targets=8)
 

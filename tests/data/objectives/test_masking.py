@@ -234,9 +234,9 @@ def test_each_epoch_draws_its_own_noise():
 
 
 def test_what_does_not_work():
-  with pytest.raises(UserError, match="config.data.targets_length=8: .*set config.data.targets_length=16"):
+  with pytest.raises(UserError, match="config.data.targets_length=8 .*Set config.data.targets_length=16"):
     examples(Ids(mask_id=99), targets=8)
-  with pytest.raises(UserError, match="config.data.inputs_length=3: .*set config.data.inputs_length=4"):
+  with pytest.raises(UserError, match="config.data.inputs_length=3 .*Set config.data.inputs_length=4"):
     examples(Ids(cls_id=97, sep_id=98, mask_id=99), inputs=3)
   with pytest.raises(UserError, match="config.data.extra_ids=1"):
     examples(Ids())

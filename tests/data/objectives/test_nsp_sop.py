@@ -288,12 +288,12 @@ def test_configs_have_the_heads_of_their_objectives(name):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"train": {"loss": "cross_entropy"}}, "loss=cross_entropy: the objective asks a head 'nsp'"),
+    ({"train": {"loss": "cross_entropy"}}, "loss=cross_entropy does not train both the tokens and the head 'nsp'"),
     (
       {"model": {"heads": (HeadConfig("nsp", 3),)}},
-      "nsp is a class head with 3 classes, but the objective asks a class head with 2: next, random",
+      r"nsp is a class head with 3 classes, but the objective needs a class head with 2 classes \(next, random\)",
     ),
-    ({"data": {"mixture": "docs_masked_lm_nsp,docs_masked_lm_sop"}}, "the objectives ask different heads"),
+    ({"data": {"mixture": "docs_masked_lm_nsp,docs_masked_lm_sop"}}, "the objectives use different heads"),
   ],
 )
 def test_what_an_objective_cannot_ask(changes, message):

@@ -69,4 +69,4 @@ def test_the_command(tmp_path, capsys):
   assert "what is it?" in capsys.readouterr().out
   (tmp_path / "a.txt").write_text("a\n")
   assert command.main([*arguments, f"--config.data.files={tmp_path / 'a.txt'}"]) == 2
-  assert "a.txt: has no translations" in capsys.readouterr().err
+  assert "a.txt has no translations" in capsys.readouterr().err

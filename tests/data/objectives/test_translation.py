@@ -85,9 +85,9 @@ def test_what_does_not_fit_is_cut():
   assert [found["targets"].count(token) for token in (3, 5, 101, 102)] == [3, 9, 2, 2]
   (found,) = examples(([3] * 30, [5] * 31))
   assert [found["targets"].count(token) for token in (3, 5)] == [6, 6]
-  with pytest.raises(UserError, match=r"inputs_length=5: .*set config.data.inputs_length=6"):
+  with pytest.raises(UserError, match=r"inputs_length=5 .*Set config.data.inputs_length=6"):
     examples(([3], [4]), inputs=5)
-  with pytest.raises(UserError, match=r"targets_length=8: .*set config.data.targets_length=16"):
+  with pytest.raises(UserError, match=r"targets_length=8 .*Set config.data.targets_length=16"):
     examples(([3], [4]), targets=8)
 
 
@@ -175,22 +175,30 @@ def check(data):
     (
       {"a.en.txt": "a\nb\nc\n", "a.fr.txt": "a\nb\n"},
       {"translation": ".en.txt=.fr.txt"},
-      r"a.en.txt, line 3: has no counterpart in .*/a.fr.txt",
+      r"a.en.txt, line 3: .*/a.fr.txt has no line 3",
     ),
     (
       {"a.en.txt": "a\nb\n", "a.fr.txt": "a\nb\nc\nd\n"},
       {"translation": ".en.txt=.fr.txt"},
-      r"a.fr.txt, line 3: has no counterpart in .*/a.en.txt",
+      r"a.fr.txt, line 3: .*/a.en.txt has no line 3",
     ),
-    ({"a.en.txt": "a\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*a.fr.txt: cannot be read"),
-    ({"a.en.txt": "a\n"}, {"translation": ".eng.txt=.fr.txt"}, r"name does not end in '.eng.txt', as config.data"),
-    ({"a.tsv": "a\tb\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*: is for .* side"),
-    ({"a.txt": "a\n"}, {}, "a.txt: has no translations; config.data.translation=translation names a field of JSON"),
-    ({"a.tsv": "a\tb\na\n"}, {}, r"a.tsv, line 2: has no tab; give two columns, a text and its translation"),
-    ({"a.tsv": "a\tb\na\tb\tc\n"}, {}, r"a.tsv, line 2: has 3 columns, separated by tabs"),
-    ({"a.jsonl": '{"text": "a", "translation": "b"}\n{"text": "a"}\n'}, {}, "line 2: has no field 'translation'"),
-    ({"a.jsonl": '{"text": "a", "translation": 3}\n'}, {}, "line 1: field 'translation' is a number, not a string"),
-    ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv: has texts and translations, which only the objective"),
+    ({"a.en.txt": "a\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*a.fr.txt cannot be read"),
+    (
+      {"a.en.txt": "a\n"},
+      {"translation": ".eng.txt=.fr.txt"},
+      r"a.en.txt does not end in '.eng.txt', the first part of config.data",
+    ),
+    (
+      {"a.tsv": "a\tb\n"},
+      {"translation": ".en.txt=.fr.txt"},
+      r"^config.data.translation=.* applies only to parallel text files",
+    ),
+    ({"a.txt": "a\n"}, {}, "a.txt has no translations for config.data.translation=translation. Give a .tsv"),
+    ({"a.tsv": "a\tb\na\n"}, {}, r"a.tsv, line 2: the line has no tab; give a text and its translation"),
+    ({"a.tsv": "a\tb\na\tb\tc\n"}, {}, r"a.tsv, line 2: the line has 3 columns, separated by tabs"),
+    ({"a.jsonl": '{"text": "a", "translation": "b"}\n{"text": "a"}\n'}, {}, "line 2: no field 'translation'"),
+    ({"a.jsonl": '{"text": "a", "translation": 3}\n'}, {}, "line 1: field 'translation' has type number, not string"),
+    ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv has texts and translations, but this objective"),
   ],
 )  # fmt: skip
 def test_files_without_translations(tmp_path, files, keys, message):
@@ -210,7 +218,7 @@ def test_lines_are_counted_before_training(tmp_path):
     [f"{tmp_path}/a.en.txt"], field="text", translation=".en.txt=.fr.txt", where="config.data.files", most=most
   )
   check_files(5)
-  with pytest.raises(UserError, match="a.en.txt, line 3: has no counterpart"):
+  with pytest.raises(UserError, match="a.en.txt, line 3: .*a.fr.txt has no line 3"):
     check_files(6)
 
 
@@ -220,7 +228,7 @@ def test_an_empty_key_and_a_vocabulary_of_pairs(tmp_path):
   (tmp_path / "a.tsv").write_text("a\tb\n")
   assert command.main(["vocab", "train", "--input", f"{tmp_path}/a.tsv", "--size", "9", "--output", "x"]) == 2
   plain = tf.data.Dataset.from_tensors({"en": "a", "fr": "b"})
-  with pytest.raises(UserError, match="no field 'first'; pairs of texts need .* fields: en, fr"):
+  with pytest.raises(UserError, match="no field 'first', only the fields en, fr. Pairs of texts need"):
     objectives.preprocessors("translation_lm")[0].func(plain, {"inputs": seqio.Feature(seqio.ByteVocabulary())})
 
 

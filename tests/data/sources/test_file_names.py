@@ -84,5 +84,5 @@ def test_a_name_that_does_not_fit_its_content(name, content, message, tmp_path):
 
 @pytest.mark.parametrize(("name", "step"), [("a.zip", "unzip"), ("a.tar.gz", "tar -xf"), ("a.xlsx", "as CSV")])
 def test_what_is_not_read_has_a_step(name, step):
-  with pytest.raises(UserError, match=f"unknown file format; .*{step}.*must end in .txt"):
+  with pytest.raises(UserError, match=f"unknown file format. .*{step}.*must end in .txt"):
     text_files.kind(name)

@@ -109,34 +109,38 @@ def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
     (
       "a.csv",
       b"a,b\n1,2\n1,2,3\n",
-      r"line 3: has 3 fields, separated by commas, but the header has 2 fields; put a",
+      r"line 3: the row has 3 fields, separated by commas, but the header has 2 fields. Put a",
     ),
     ("a.csv", b'a,b\n1,2\n3,"x\n5,6\n', "line 3: a quote is opened here and never closed"),
-    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote is inside a quoted field; double it"),
-    ("a.csv", b"a,a\n1,2\n", "line 1: the header names 'a' 2 times"),
+    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote is inside a quoted field; double the inner quote"),
+    ("a.csv", b"a,a\n1,2\n", "line 1: the header, separated by commas, names 'a' 2 times"),
     ("a.csv", b"a,,c\n1,2,3\n", "line 1: column 2 of the header has no name"),
-    ("a.csv", b"", "is empty; the first line must name the columns"),
+    ("a.csv", b"", "is empty; give a table with the names of the columns in the first line"),
     ("a.csv", "a,b\n1,é\n".encode("latin1"), "line 2: not valid UTF-8.*iconv -f latin1"),
     ("a.csv", "a,b\n1,é\n".encode("utf-16"), "line 1: not valid UTF-8.*iconv -f utf-16"),
     ("a.csv", b"PK\x03\x04\0\0\xff\n", "line 1: not valid UTF-8.*Excel workbook.*save the workbook as CSV"),
     ("a.csv", gzip.compress(b"a\n1\n", mtime=0), "is compressed with gzip, .* Rename it to .*a.csv.gz"),
     ("a.csv.gz", b"a\n1\n", "is not compressed, .* Rename it to .*a.csv$"),
-    ("a.tsv", b"a\tb\n1\n", r"line 2: has no tabs, but the header has 2 fields; .*write the table as CSV"),
-    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote follows a comma and a space.*remove the space"),
-    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote follows a comma and a space"),
-    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote follows a semicolon and a space"),
+    ("a.tsv", b"a\tb\n1\n", r"line 2: the row has no tabs, but the header has 2 fields. .*write the table as CSV"),
+    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote after a comma and a space.*remove the space"),
+    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote after a comma and a space"),
+    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote after a semicolon and a space"),
     (
       "a.csv",
       b"sep=!\na!b\n",
-      "line 1: 'sep=!': this separator is not supported; separate columns by commas, semicolons, tabs, bars",
+      "line 1: the separator in 'sep=!' is not supported; separate columns by commas, semicolons, tabs or bars",
     ),
-    ("a.csv", b"sep=;\n", "is empty; the first line must name the columns"),
-    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: has no semicolons, but the header has 2 fields"),
-    ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "line 2: not JSON .'a' is repeated in an object; give each"),
+    ("a.csv", b"sep=;\n", "is empty; give a table with the names of the columns in the first line"),
+    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: the row has no semicolons, but the header has 2 fields"),
+    (
+      "a.jsonl",
+      b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n',
+      "line 2: .* is not JSON .'a' is repeated in an object; give each",
+    ),
     ("a.json", b'[{"a": 1},\n{"b": {"a": 1, "a": 2}}]\n', "line 2: not JSON .'a' is repeated in an object"),
-    ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: is a JSON list, not an object"),
+    ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: the line has the JSON type list, not object"),
     ("a.json", b'[\n {"a": 1},\n {"a":', "line 3: not JSON"),
-    ("a.txt", b"a\n", "is not a table; give .csv, .tsv, .jsonl or .parquet"),
+    ("a.txt", b"a\n", "is not a table; give a .csv, .tsv, .jsonl or .parquet file"),
   ],
 )
 def test_a_bad_table_is_named(name, content, message, tmp_path):
@@ -149,8 +153,8 @@ def test_a_bad_table_is_named(name, content, message, tmp_path):
 
 def test_tables_that_do_not_go_together(tmp_path, monkeypatch):
   paths = [written(tmp_path / "a.csv", ROWS), written(tmp_path / "b.csv", [{"text": "a", "other": "b"}])]
-  with pytest.raises(UserError, match="a.csv: has no column 'other', which .*b.csv has; its columns are 'text'"):
+  with pytest.raises(UserError, match="a.csv has no column 'other' .columns: 'text', .*, but .*b.csv has this column"):
     tables.columns(paths)
   monkeypatch.setattr(tables, "_LARGEST", 10)
-  with pytest.raises(UserError, match="a table is read into memory, and the limit is 10"):
+  with pytest.raises(UserError, match="more than the limit of 10 for a table in memory"):
     values(paths[0])

@@ -52,19 +52,19 @@ def test_every_type_of_text_in_parquet(kind, tmp_path):
     assert read(path, field) == TEXTS
   assert read(path, "lists") == [f"{text}\n{text}" for text in TEXTS] and read(path, "lists.-1") == TEXTS
   assert read(path, "null", 0.5) == TEXTS[:3]
-  with pytest.raises(UserError, match="record 4: 'null' is null; remove .*--config.data.max_bad_record_fraction"):
+  with pytest.raises(UserError, match="record 4: field 'null' is null; remove .*--config.data.max_bad_record_fraction"):
     read(path, "null")
 
 
 @pytest.mark.parametrize(
   ("field", "message"),
   [
-    ("n", "column 'n' is int64, not string; set config.data.field to the text's name; columns of text: .*'meta.text'"),
-    ("meta", "column 'meta' is struct<.*>, not string; .*; columns of text: 'meta.text'"),
-    ("messages", r"column 'messages' is list<.*>, not string; .*'messages.content'"),
+    ("n", "column 'n' has type int64, not string; set config.data.field to .* .columns of text: .*'meta.text'"),
+    ("meta", "column 'meta' has type struct<.*>, not string; .* .columns of text: 'meta.text'"),
+    ("messages", r"column 'messages' has type list<.*>, not string; .*'messages.content'"),
     (
       "text",
-      r"has no column 'text'; it has 'n', .*; set config.data.field to .*, for example 'meta.text'",
+      r"has no column 'text' \(columns: 'n', .*\); set config.data.field to .*, for example 'meta.text'",
     ),
     ("bytes", r"record 1: field 'bytes' is not valid UTF-8 .*set config.data.field"),
   ],
@@ -109,17 +109,17 @@ def test_the_path_to_a_text(name, field, text, tmp_path):
 @pytest.mark.parametrize(
   ("record", "field", "message"),
   [
-    ({"messages": MESSAGES}, "text", "has no field 'text'; it has 'messages'; .*, for example 'messages.content'"),
+    ({"messages": MESSAGES}, "text", "no field 'text' .fields: 'messages'.; .*, for example 'messages.content'"),
     (
       {"messages": MESSAGES},
       "messages",
-      "is a list of objects with 'role', 'content'.*give 'messages.content' for the text",
+      "is a list of objects .fields: 'role', 'content'.*: 'messages.content' reads all objects",
     ),
-    ({"messages": MESSAGES}, "messages.9.content", "has no field 'messages.9.content'"),
-    ({"text": None}, "text", "'text' is null; remove the record, or .*--config.data.max_bad_record_fraction"),
-    ({"text": ["a", 3]}, "text", "is a list with a number, not of strings"),
+    ({"messages": MESSAGES}, "messages.9.content", "no field 'messages.9.content'"),
+    ({"text": None}, "text", "field 'text' is null; remove the record, or .*--config.data.max_bad_record_fraction"),
+    ({"text": ["a", 3]}, "text", "is a list with an element of type number, not string"),
     ({"text": "a\ud800"}, "text", r"character 2, \\ud800, is an unpaired surrogate"),
-    ([{"text": "a"}], "text", "is a JSON list, not an object; .*`jq -c '.\\[\\]'` makes lines"),
+    ([{"text": "a"}], "text", "the line has the JSON type list, not object. .*`jq -c '.\\[\\]'` converts a list"),
   ],
 )
 def test_advice_on_a_record_that_is_not_read_helps(record, field, message, tmp_path):

@@ -83,6 +83,6 @@ def test_without_a_network_it_is_an_error_soon(source, monkeypatch):
     source.waits.clear()
     with pytest.raises(UserError, match="cannot provide downloaded:1.0.0") as error:
       ask("train")
-    assert f"({url} failed 7 times: [Errno 111] Connection refused); set config.data.files" in str(error.value)
+    assert f"({url} failed 7 times: [Errno 111] Connection refused). Set config.data.files" in str(error.value)
     assert 5 < sum(source.waits) < 20
   assert tfds_source.downloader.MAX_RETRIES == 10  # the default of TFDS

@@ -281,7 +281,7 @@ def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
     vocabularies.encode_text(vocabulary, text, special_tokens="blanks"),
     0,
   )
-  with pytest.raises(UserError, match="special_tokens='some': give one of none, blanks, all"):
+  with pytest.raises(UserError, match="special_tokens='some' is not valid; give one of none, blanks, all"):
     vocabularies.encode_text(vocabulary, text, special_tokens="some")
 
 

@@ -119,7 +119,7 @@ def test_a_tag_is_one_piece(text):
   plain, tagged = vocabulary.encode("a bcd"), vocabulary.encode("<2sw> a bcd")
   assert len(tagged) <= len(plain) + 2 and tagged[-len(plain) :] == plain
   assert vocabulary.tokenizer.id_to_piece([i for i in tagged if i not in plain])[-1] == "<2sw>"
-  with pytest.raises(UserError, match="--symbols: applies only to --type sentencepiece, not bpe"):
+  with pytest.raises(UserError, match="--symbols applies only to --type sentencepiece, not to bpe"):
     train(text, "bpe", "--type", "bpe", "--symbols", "<2en>")
 
 
@@ -135,15 +135,18 @@ def test_the_docstrings_examples():
 @pytest.mark.parametrize(
   ("argv", "message"),
   [
-    (["train"], "--input: give either --input GLOBS or LANGUAGE=GLOBS for each language"),
-    (["train", "--input", "x", "en=x"], "give either --input GLOBS or LANGUAGE=GLOBS"),
-    (["train", "--input", "x", "--alpha", "0.3"], "--alpha 0.3: needs several LANGUAGE=GLOBS"),
-    (["train", "en=x", "--alpha", "1.5"], "--alpha 1.5: is not between 0"),
-    (["train", "en"], "en: is not LANGUAGE=GLOBS"),
+    (["train"], "--input is missing; give either --input GLOBS, or LANGUAGE=GLOBS for each language"),
+    (
+      ["train", "--input", "x", "en=x"],
+      "--input and LANGUAGE=GLOBS exclude each other; give either --input GLOBS, or LANGUAGE=GLOBS",
+    ),
+    (["train", "--input", "x", "--alpha", "0.3"], "--alpha 0.3 needs files by language"),
+    (["train", "en=x", "--alpha", "1.5"], "--alpha 1.5 is not between 0"),
+    (["train", "en"], "en does not have the form LANGUAGE=GLOBS"),
     (["report", "--vocabulary=bytes", "en=a.txt", "en=b.txt"], "en=b.txt: the language en occurs twice"),
     (["report", "--vocabulary=bytes", "en=nothing.txt"], "en: no file matches nothing.txt"),
     (["report", "--vocabulary=bytes", "en=blank.txt"], "en: the files contain no text"),
-    (["report", "--vocabulary=bytes", "en=x.jsonl"], "en: x.jsonl, line 1: has no field 'text'; .* --field"),
+    (["report", "--vocabulary=bytes", "en=x.jsonl"], "en: x.jsonl, line 1: no field 'text' .* --field"),
   ],
 )
 def test_what_cannot_be_divided(tmp_path, monkeypatch, argv, message):

@@ -356,18 +356,18 @@ def test_equal_by_content(wordpiece, tmp_path, gpt2):
 @pytest.mark.parametrize(
   ("name", "content", "message"),
   [
-    ("vocab.txt", "", "vocab.txt: is empty"),
+    ("vocab.txt", "", "vocab.txt is empty"),
     ("vocab.txt", "[PAD]\n[UNK]\n[SEP]\na\nb\na\n", "line 4 and line 6 are the same token, 'a'"),
-    ("vocab.txt", "a\nb\n", r"it has no \[PAD\] and no \[UNK\] and no \[SEP\]"),
+    ("vocab.txt", "a\nb\n", r"the file has no \[PAD\] and no \[UNK\] and no \[SEP\]"),
     ("vocab.txt", b"\xff\xfe", "vocab.txt is not UTF-8 text"),
-    ("encoder.json", "{}", "vocab.bpe is missing; a BPE vocabulary needs it beside encoder.json"),
-    ("merges.txt", "a b", "vocab.json is missing; a BPE vocabulary needs it beside merges.txt"),
+    ("encoder.json", "{}", "vocab.bpe is missing; put vocab.bpe beside encoder.json"),
+    ("merges.txt", "a b", "vocab.json is missing; put vocab.json beside merges.txt"),
     ("tokenizer.json", "hello", "tokenizer.json is not JSON"),
     ("tokenizer.json", "[" * 10_000, "tokenizer.json is not JSON .maximum recursion depth"),
     ("tokenizer.json", '{"a": ' + "9" * 5_000 + "}", "tokenizer.json is not JSON"),
     ("tokenizer.json", "[1]", "tokenizer.json contains no JSON object"),
-    ("tokenizer.json", '{"a": 1}', 'it has no "model".*encoder.json or vocab.json'),
-    ("tokenizer.json", '{"model": {"type": "Quantum"}}', "cannot read it"),
+    ("tokenizer.json", '{"a": 1}', 'the file has no "model".*encoder.json or vocab.json'),
+    ("tokenizer.json", '{"model": {"type": "Quantum"}}', "cannot read this file"),
   ],
 )
 def test_files_that_are_no_vocabulary(tmp_path, name, content, message):
@@ -382,11 +382,13 @@ def test_pieces_and_merges_that_do_not_fit(tmp_path):
   ids = json.loads(path.read_text())
   merges = (tmp_path / "vocab.bpe").read_text()
   (tmp_path / "vocab.bpe").write_text(merges + "x y\n")
-  with pytest.raises(UserError, match="line 7 of vocab.bpe does not merge two tokens of encoder.json into one: 'x y'"):
+  with pytest.raises(
+    UserError, match="line 7 of vocab.bpe, 'x y', does not merge two tokens of encoder.json into another"
+  ):
     vocabularies.load(str(path))
   (tmp_path / "vocab.bpe").write_text(merges)
   path.write_text(json.dumps({piece: i for piece, i in ids.items() if piece != "a"}))
-  with pytest.raises(UserError, match="encoder.json is not a BPE vocabulary: it must map tokens to the ids 0, 1, 2"):
+  with pytest.raises(UserError, match="encoder.json is not a BPE vocabulary, because its ids are not 0, 1, 2"):
     vocabularies.load(str(path))
   path.write_text(json.dumps({piece if piece != "!" else "!!": i for piece, i in ids.items()}))
   with pytest.raises(
@@ -425,5 +427,7 @@ def test_a_piece_and_an_id_that_none_has(tmp_path):
   content["model"]["vocab"]["\u051f"] = 2**31
   path = tmp_path / "tokenizer.json"
   path.write_text(json.dumps(content))
-  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648, which is not plausible"):
+  with pytest.raises(
+    UserError, match="tokenizer.json: the largest id, 2,147,483,648, is above the limit of 16,777,215"
+  ):
     vocabularies.load(str(path), extra_ids=0)

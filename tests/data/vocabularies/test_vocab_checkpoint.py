@@ -43,10 +43,10 @@ def test_what_the_checkpoint_says_is_right_and_else_its_copy(tmp_path):
   check(own, vocabularies.digest(own))
   check(other, "")
   for given, noted, remedy in (
-    (own, "", "use the run's vocabulary"),
-    (other, vocabularies.digest(own), "restore the original vocabulary"),
+    (own, "", "Use the run's vocabulary"),
+    (other, vocabularies.digest(own), "Restore the original vocabulary"),
   ):
-    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run started with another .*; {remedy}"):
+    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run started with another .*. {remedy}"):
       check(given, noted)
   (tmp_path / "kept" / "vocabulary.json").write_text("{")
   check(own, vocabularies.digest(own))
@@ -67,7 +67,7 @@ def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
   assert "0 of 50 ids have other tokens" in compare([*pieces, "more"])
   assert "(id 10 is ' new', not ' word5'): 1 of 50 ids" in compare([*pieces[:10], "new", *pieces[11:]])
   with pytest.raises(
-    UserError, match=r"W: was trained with another vocabulary .*: 44 of 50 ids .*init.reinit=embed/table,head$"
+    UserError, match=r"W was trained with a vocabulary that differs .* 44 of 50 ids .*init.reinit=embed/table,head..$"
   ):
     compare([*pieces[:5], *reversed(pieces[5:])])
 
@@ -77,7 +77,7 @@ def test_sentinels_that_are_missing_are_named_with_their_key(tmp_path):
   path = made(tmp_path / "a", TEXT)
   trained, given = (load(path, extra_ids=number) for number in (100, 0))
   said = vocabularies.compare_start(trained, given, where="W", by_ids=("embed/table",))
-  sizes = f"the checkpoint's has {trained.vocab_size:,} ids, the run's {given.vocab_size:,}"
+  sizes = f"the checkpoint's vocabulary has {trained.vocab_size:,} ids, the run's vocabulary {given.vocab_size:,}"
   assert f"({sizes}: 100 and 0 of them are sentinels; the checkpoint's number is --config.data.extra_ids=100)" in said
 
 
@@ -104,4 +104,4 @@ def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
   new = [*arguments, f"--config.init.checkpoint={run}", "--workdir", str(tmp_path / "new")]
   new += [f"--config.data.vocabulary={made(tmp_path / 'other', OTHER)}"]  # seqio caches by path
   assert command.main(new) == 2
-  assert "was trained with another vocabulary than the run's (id " in capsys.readouterr().err
+  assert "was trained with a vocabulary that differs from the run's (id " in capsys.readouterr().err

@@ -72,15 +72,15 @@ def test_files_that_are_no_vocabulary(tmp_path):
   with pytest.raises(UserError, match="nowhere.model: no such file"):
     vocabularies.load(str(tmp_path / "nowhere.model"))
   with pytest.raises(
-    UserError, match=r"this folder contains no vocabulary; looked for \*.model, tokenizer.json, vocab"
+    UserError, match=r"this folder contains no vocabulary; give a folder with one of \*.model, tokenizer.json, vocab"
   ):
     vocabularies.load(str(tmp_path))
   (tmp_path / "text.model").write_text("not a model")
-  with pytest.raises(UserError, match="text.model: not a SentencePiece model"):
+  with pytest.raises(UserError, match="text.model is not a SentencePiece model"):
     vocabularies.load(str(tmp_path / "text.model"))
   model = pathlib.Path(trained(tmp_path))
   model.write_bytes(model.read_bytes().replace("▁".encode(), b"\xffaa", 1))  # a token that is not UTF-8
-  with pytest.raises(UserError, match="other.model: not a SentencePiece model"):
+  with pytest.raises(UserError, match="other.model is not a SentencePiece model"):
     vocabularies.load(str(model))
   with pytest.raises(UserError, match='config.data.vocabulary is empty: give "bytes"'):
     vocabularies.load("")
@@ -100,7 +100,7 @@ def test_a_folder_holds_one_vocabulary(tmp_path):
   assert vocabularies.load(str(tmp_path)) == vocabularies.load(path)
   pathlib.Path(path).rename(tmp_path / "one.model")
   (tmp_path / "two.model").write_bytes((tmp_path / "one.model").read_bytes())
-  with pytest.raises(UserError, match=r"contains 2 of \*.model; give one of them, for example .*one.model"):
+  with pytest.raises(UserError, match=r"contains 2 files \*.model; give one of these files, for example .*one.model"):
     vocabularies.load(str(tmp_path))
   for name in ("one.model", "two.model"):
     (tmp_path / name).unlink()
@@ -136,7 +136,7 @@ def test_a_model_that_needs_no_pad(tmp_path):
 
 
 def test_a_model_without_pad_or_eos(tmp_path):
-  with pytest.raises(UserError, match='has no pad token and id 0 is ".*"; padding must be id 0'):
+  with pytest.raises(UserError, match='has no pad token and id 0 is ".*", but padding must be id 0'):
     vocabularies.load(trained(tmp_path, pad_id=-1, unk_id=5, bos_id=-1, eos_id=6))
   with pytest.raises(UserError, match="pads with id 3"):
     vocabularies.load(trained(tmp_path, pad_id=3))
@@ -169,7 +169,7 @@ def test_what_masks_begins_and_separates(tmp_path):
   assert of(masked) == [4, 3, 5, None]
   assert of(bert(tmp_path)) == [5, 0, 3, 4]
   assert of(vocabularies.load("bytes", extra_ids=0)) == [258, 0, None, None]
-  with pytest.raises(UserError, match=r"neither a \[MASK\] or <mask> token nor sentinels.*config.data.extra_ids=1"):
+  with pytest.raises(UserError, match=r"no \[MASK\] token, no <mask> token and no sentinels.*config.data.extra_ids=1"):
     vocabularies.mask_id(vocabularies.load(t5.sentencepiece_model_file, extra_ids=0))
 
 

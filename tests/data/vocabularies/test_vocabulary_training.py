@@ -32,7 +32,7 @@ def test_sentencepiece(tmp_path, capsys):
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
   assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
-  with pytest.raises(UserError, match="exists. .*--overwrite"):
+  with pytest.raises(UserError, match="exists already. .*--overwrite"):
     vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
@@ -92,7 +92,7 @@ def test_wordpiece(tmp_path, capsys):
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
   assert vocabulary.vocab_size == 130 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert vocabulary.encode("THE FÓX") == vocabulary.encode("the fox")
-  with pytest.raises(UserError, match="exists. .*--overwrite"):
+  with pytest.raises(UserError, match="exists already. .*--overwrite"):
     vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
@@ -156,11 +156,11 @@ def test_no_text(tmp_path):
 
 
 def test_options_of_another_type(tmp_path):
-  with pytest.raises(UserError, match="--cased: applies only to --type wordpiece"):
+  with pytest.raises(UserError, match="--cased applies only to --type wordpiece"):
     vocab.main(argv_for(tmp_path, "--cased"))
-  with pytest.raises(UserError, match="--character_coverage: applies only to --type sentencepiece, not bpe"):
+  with pytest.raises(UserError, match="--character_coverage applies only to --type sentencepiece, not to bpe"):
     vocab.main(argv_for(tmp_path, "--type", "bpe", "--character_coverage", "1.0"))
-  with pytest.raises(UserError, match="--byte_fallback: applies only to --type sentencepiece, not wordpiece"):
+  with pytest.raises(UserError, match="--byte_fallback applies only to --type sentencepiece, not to wordpiece"):
     vocab.main(argv_for(tmp_path, "--type", "wordpiece", "--byte_fallback"))
 
 
@@ -190,14 +190,14 @@ def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
   assert all(piece.strip() in " ".join(DOMAIN) for piece in after[size:])
   assert len(new.encode(DOMAIN[0])) < 0.7 * len(old.encode(DOMAIN[0]))
   assert new.decode(new.encode(TEXT[0])) == old.decode(old.encode(TEXT[0]))
-  with pytest.raises(UserError, match=f"--size {size}: .* already has {size} tokens; give more"):
+  with pytest.raises(UserError, match=f"--size {size}: .* already has {size} tokens; give a larger size"):
     vocab.main([*argv, "--size", str(size), "--overwrite"])
   with pytest.raises(UserError, match=r"--size 9000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--size", "9000", "--overwrite"])
   assert vocab.main([*argv, "--size", str(size + 12), "--type", kind, "--overwrite"]) == 0
   with pytest.raises(UserError, match=f"--type bpe: --extend .* is a {kind} vocabulary"):
     vocab.main([*argv, "--type", "bpe", "--overwrite"])
-  with pytest.raises(UserError, match="--symbols <2en>: does not apply with --extend"):
+  with pytest.raises(UserError, match="--symbols <2en> does not apply with --extend"):
     vocab.main([*argv, "--symbols", "<2en>"])
 
 
