@@ -25,8 +25,7 @@ from t2t.planning import aot_compile
 from t2t.runtime import xla_flags
 from t2t.training import mesh_selection, recipe
 
-_RECIPES = "AI-Hypercomputer/tpu-recipes, training/"
-_TABLE = "AI-Hypercomputer/maxtext, README, table of performance; batch and remat from its scripts"
+_TABLE = "AI-Hypercomputer/maxtext, README"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Run:
   seconds: of a step.
   rows: global batch size.
   remat: closest policy with t2t's names; `others` has further flags.
+  source: a folder of `training/` in AI-Hypercomputer/tpu-recipes, or a sentence.
   """
 
   half: str
@@ -68,29 +68,29 @@ _OFFLOADED = "input@host,query@host,key@host,value@host"
 
 RUNS = (
   Run("fit", "Llama 3.1 8B", "v6e:2x4", 3.443, "llama3_8b", 24, 8192, f"{_OFFLOADED},attention_out@host",
-      _RECIPES + "trillium/Llama3.1-8B-MaxText/v6e-8"),
+      "trillium/Llama3.1-8B-MaxText/v6e-8"),
   Run("fit", "Llama 2 70B", "v6e:16x16", 17.373, "llama2_7b", 1024, 4096, "full",
-      _RECIPES + "trillium/Llama2-70B-MaxText", others=_70B),
+      "trillium/Llama2-70B-MaxText", others=_70B),
   Run("fit", "Llama 3.1 70B", "v6e:8x8", 18.688, "llama3_8b", 128, 8192, _OFFLOADED,
-      _RECIPES + "trillium/Llama3.1-70B-MaxText/v6e-64", others=_70B),
+      "trillium/Llama3.1-70B-MaxText/v6e-64", others=_70B),
   Run("fit", "Llama 3.1 70B", "tpu7x:4x4x4", 12.20, "llama3_8b", 256, 8192, "query,key,value,attention",
-      _RECIPES + "ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4", others=_70B),
+      "ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4", others=_70B),
   Run("fit", "Llama 3.1 405B", "v5p:8x8x8", 131.474, "llama3_8b", 1024, 8192, "attention@host,mlp_out@host",
-      _RECIPES + "v5p/Llama3.1-405B-MaxText", others=_405B),
+      "v5p/Llama3.1-405B-MaxText", others=_405B),
   Run("test", "Llama 3.1 8B", "v6e:16x16", 4.546, "llama3_8b", 1024, 8192, f"{_OFFLOADED},attention_out@host",
-      _RECIPES + "trillium/Llama3.1-8B-MaxText/v6e-256"),
+      "trillium/Llama3.1-8B-MaxText/v6e-256"),
   Run("test", "Mistral 7B", "v6e:2x4", 6.320, "llama3_8b", 48, 8192, f"{_OFFLOADED},attention_out@host",
-      _RECIPES + "trillium/Mistral-7B-MaxText", others=_model(vocab_size=32_000)),
+      "trillium/Mistral-7B-MaxText", others=_model(vocab_size=32_000)),
   Run("test", "GPT-3 175B", "v6e:16x16", 17.182, "gpt2_xl", 768, 2048, "full",
-      _RECIPES + "trillium/GPT3-175B-MaxText/bf16", others=_GPT3),
+      "trillium/GPT3-175B-MaxText/bf16", others=_GPT3),
   Run("test", "Llama 2 70B", "v6e:16x16", 9.052, "llama2_7b", 512, 4096, "query@host,key@host,value@host",
-      _RECIPES + "trillium/Llama2-70B-MaxText", others=_70B),
+      "trillium/Llama2-70B-MaxText", others=_70B),
   Run("test", "Llama 3.1 405B", "tpu7x:4x8x8", 101.89, "llama3_8b", 1536, 8192, "input@host,mlp_out@host,key,value",
-      _RECIPES + "ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8", others=_405B),
+      "ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8", others=_405B),
   Run("loose", "MaxText 16B", "v5e:16x16", 10.026, "llama2_7b", 1536, 2048, "full", _TABLE, others=_16B),
   Run("loose", "MaxText 32B", "v5e:16x16", 12.016, "llama2_7b", 1024, 2048, "full", _TABLE, others=_32B),
   Run("loose", "Llama 2 70B", "v5p:4x4x4", 23.611, "llama2_7b", 256, 4096, "query@host,key@host,value@host",
-      "MaxText's announcement of Llama 2 70B at 65 % of v5p's peak; batch and remat from its scripts", others=_70B),
+      "MaxText's announcement of Llama 2 70B at 65 % of v5p's peak", others=_70B),
 )  # fmt: skip
 
 
@@ -149,23 +149,23 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
 def table(rows: list[dict]) -> str:
   """Formats the predictions in Markdown."""
   lines = [
-    "| half | model | chips | batch | kept, not computed again | published | predicted | error | bound by |",
+    "| half | model | chips | batch | `remat` | published | predicted | error | source |",
     "|---|---|---|---|---|---|---|---|---|",
   ]
   for row in rows:
     too_much = "" if row["fits"] else f", in {row['gigabytes']:.1f} GB"
     lines.append(
       f"| {row['half']} | {row['what']} | {row['topology']} | {row['rows']:,} x {row['length']:,} |"
-      f" {row['remat'].replace(',', ', ')} | {row['seconds']:.2f} s | {row['predicted']:.2f} s{too_much} |"
-      f" {row['error']:+.0%} | {row['bound']} |"
+      f" {row['remat'].replace(',', ', ')} | {row['seconds']:g} s | {row['predicted']:.2f} s{too_much} |"
+      f" {row['error']:+.0%} | {row['source']} |"
     )
   lines.append("")
   for half in ("fit", "test", "loose"):
     errors = [abs(row["error"]) for row in rows if row["half"] == half]
     if errors:
       lines.append(f"- {half}: mean error {statistics.mean(errors):.1%}, largest {max(errors):.1%}, {len(errors)} runs")
-  lines += ["", "Sources:", ""]
-  lines += [f"- {row['what']}, {row['topology']}, {row['seconds']:g} s: {row['source']}" for row in rows]
+  bounds = sorted({row["bound"] for row in rows})
+  lines += ["", f"Bound by: {', '.join(bounds)}."]
   return "\n".join(lines)
 
 
@@ -187,15 +187,15 @@ libtpu compiled t2t's own program for each run. Others published the times, for 
 
 - "fit": the constants of `t2t/planning/roofline.py` may be changed on these runs.
 - "test": held-out runs.
-- "loose": the published table names neither batch nor remat policy, so these rows test the order of magnitude only.
+- "loose": the source names neither batch nor remat policy; these are from MaxText's scripts, so the rows test the order
+  of magnitude only.
 
-The constants are older than this table. Two rules are younger. Communication hides behind simultaneous computation
-only, which changed no row here. Attention kernels on TPUs take the cycles of libtpu's schedules without a discount, as
-fits "fit" best. Earlier versions took four fifths of the peak, and counted masked blocks in the backward pass of splash
-attention.
+The constants are older than this table. Two rules are younger: communication hides behind simultaneous computation
+only, which changed no row. Attention kernels take the cycles of libtpu's schedules without a discount, as fits "fit"
+best.
 
-A size in gigabytes means that the plan counts more than a chip has: it reports that such a program does not fit, though
-libtpu compiles it. Benchmark runs without a row were not compiled yet.
+A size in gigabytes is more than a chip has; the plan reports that such a program does not fit, though libtpu compiles
+it. Folders of sources are in `training/` of AI-Hypercomputer/tpu-recipes.
 
 """
 

@@ -13,8 +13,6 @@ DOCS = ROOT / "docs"
 _REST = "More"
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-# Pages that may be linked before they exist.
-COMING = ("gin.md", "server.md", "trackers.md")
 # Files on GitHub that are pages of the site.
 _AS_PAGES = {"../README.md": "index.md"}
 
@@ -58,7 +56,6 @@ def for_site(text: str) -> str:
     if path in _AS_PAGES:
       return f"[{label}]({_AS_PAGES[path]}{anchor or ''})"
     is_named = (DOCS / path).is_dir() or (path.startswith("../") and path.endswith(".md"))
-    is_named |= path in COMING and not (DOCS / path).exists()
     return label if is_named else found.group(0)
 
   return re.sub(r"(?<!!)\[([^\[\]]*)\]\((?!\w+:)([^()#\s]+)(#[^()\s]*)?\)", link, text)

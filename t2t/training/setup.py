@@ -38,7 +38,8 @@ def open_run(
   folder = gcs.absolute(workdir)
   starts.check(config, folder)
   data = data or stage_program.from_config()
-  run_stages = _resolved_stages(config, folder, data)
+  run_stages = _resolved_stages(config, data)
+  notes = ineffective.check(config, run_stages, begins=not verify.steps(folder / manager.CHECKPOINTS))
   config = run_stages[-1].config
   hosts.check_number(config.train.num_processes)
   mesh, why_mesh = stage_program.make_mesh(run_stages)
@@ -51,6 +52,8 @@ def open_run(
     programs.prepare(starts.next_stage(run_stages, folder))
     stack.enter_context(steps.running())
     data.check_stages(run_stages)
+    for note in notes:
+      hosts.log_once(note)
     lock = stack.enter_context(workdir_lock.held(folder))
     hosts.log_once(f"{programs[-1].described}; {folder}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
     vocabulary = data.vocabulary(config)
@@ -119,14 +122,11 @@ def open_run(
     yield run
 
 
-def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Sequence[stages.Stage]:
-  """Returns the stages, resolved with the data; logs stages without a step and settings without effect."""
+def _resolved_stages(config: Config, data: stage_program.Data) -> Sequence[stages.Stage]:
+  """Returns the stages, resolved with the data; logs stages without a step."""
   run_stages = data.resolved_stages(config)
   for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run_stages}):
     hosts.log_once(f"stage {name}: skipped, because its fraction of {config.train.steps} steps is less than one step")
-  begins = not verify.steps(workdir / manager.CHECKPOINTS)
-  for note in ineffective.check(config, run_stages, begins=begins):
-    hosts.log_once(note)
   return run_stages
 
 
