@@ -149,15 +149,15 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
 def table(rows: list[dict]) -> str:
   """Formats the predictions in Markdown."""
   lines = [
-    "| half | model | chips | batch | `remat` | published | predicted | error | source |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| half | model | chips | batch | `remat` | published | predicted | error | too large | source |",
+    "|---|---|---|---|---|---|---|---|---|---|",
   ]
   for row in rows:
-    too_much = "" if row["fits"] else f", in {row['gigabytes']:.1f} GB"
+    too_large = "" if row["fits"] else f" {row['gigabytes']:.1f} GB"
     lines.append(
       f"| {row['half']} | {row['what']} | {row['topology']} | {row['rows']:,} x {row['length']:,} |"
-      f" {row['remat'].replace(',', ', ')} | {row['seconds']:g} s | {row['predicted']:.2f} s{too_much} |"
-      f" {row['error']:+.0%} | {row['source']} |"
+      f" {row['remat'].replace(',', ', ')} | {row['seconds']:g} s | {row['predicted']:.2f} s |"
+      f" {row['error']:+.0%} |{too_large} | {row['source']} |"
     )
   lines.append("")
   for half in ("fit", "test", "loose"):
@@ -165,7 +165,7 @@ def table(rows: list[dict]) -> str:
     if errors:
       lines.append(f"- {half}: mean error {statistics.mean(errors):.1%}, largest {max(errors):.1%}, {len(errors)} runs")
   bounds = sorted({row["bound"] for row in rows})
-  lines += ["", f"Bound by: {', '.join(bounds)}."]
+  lines += ["", f"What bounds the predicted steps: {', '.join(bounds)}."]
   return "\n".join(lines)
 
 
@@ -176,7 +176,7 @@ def _refused(too_large: list[str]) -> str:
   return "\n".join(["", "", "Too large for libtpu, as t2t trains them:", "", *(f"- {line}" for line in too_large)])
 
 
-_HEAD = """# Step times that `t2t plan` predicts, beside published ones
+_HEAD = """# Step times that `t2t plan` predicts, and published ones
 
 This page shows how far the predicted step times of `t2t plan` are from measured ones. Compile the programs and make the
 table with
@@ -185,17 +185,17 @@ table with
 
 libtpu compiled t2t's own program for each run. Others published the times, for MaxText's programs on real TPUs.
 
-- "fit": the constants of `t2t/planning/roofline.py` may be changed on these runs.
+- "fit": runs to which the constants of `t2t/planning/roofline.py` may be fitted.
 - "test": held-out runs.
-- "loose": the source names neither batch nor remat policy; these are from MaxText's scripts, so the rows test the order
-  of magnitude only.
+- "loose": the source names neither batch nor remat policy. Both are from MaxText's scripts, so these rows test only the
+  order of magnitude.
 
-The constants are older than this table. Two rules are younger: communication hides behind simultaneous computation
-only, which changed no row. Attention kernels take the cycles of libtpu's schedules without a discount, as fits "fit"
-best.
+The constants were chosen before this table, and two rules after it. Communication overlaps only with computation at the
+same time; this rule changed no row. Attention kernels take as many cycles as in libtpu's schedules, without a discount,
+because this fits the runs "fit" best.
 
-A size in gigabytes is more than a chip has; the plan reports that such a program does not fit, though libtpu compiles
-it. Folders of sources are in `training/` of AI-Hypercomputer/tpu-recipes.
+The column "too large" has the memory per chip of programs that libtpu compiles, but that do not fit a chip by the plan.
+Folders in the column "source" are in `training/` of AI-Hypercomputer/tpu-recipes.
 
 """
 

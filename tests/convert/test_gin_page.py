@@ -59,15 +59,15 @@ def rows(heading: str) -> list[str]:
 
 
 def test_what_is_taken():
-  assert rows("What is taken") == taken()
+  assert rows("Converted bindings") == taken()
 
 
 def test_what_is_told():
-  assert rows("What is said and left out") == told()
+  assert rows("Bindings without effect") == told()
 
 
 def test_what_is_refused():
-  assert rows("What is refused") == refused()
+  assert rows("Refused bindings") == refused()
 
 
 def test_the_mixtures():
