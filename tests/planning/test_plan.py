@@ -187,8 +187,8 @@ def test_collectives_of_a_plan_are_over_the_axes_of_its_mesh(small):
   [
     (("--config.mesh.fsdp=3",), r"config.mesh.*8"),
     (("--config.mesh.fsdp=1", "--config.mesh.tensor=8"), r"config.mesh.tensor=8.*num_heads=4.*\[1, 2, 4\]"),
-    (("--config.train.batch_size=12",), r"config.train.batch_size=12.*give 8 or 16"),
-    (("--config.train.microbatches=3",), "config.train.batch_size=16.*give 24"),
+    (("--config.train.batch_size=12",), r"config.train.batch_size=12.*Give 8 or 16"),
+    (("--config.train.microbatches=3",), "config.train.batch_size=16.*Give 24"),
   ],
 )
 def test_sizes_that_do_not_divide_are_refused(overrides, message):
