@@ -173,7 +173,7 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
         f"{path} cannot be copied to the hosts, because the name has a colon or begins with a dash. Rename the file."
       )
     if not source.is_file():
-      raise UserError(f"{path}: no such file, but the file is copied to the hosts. Check the path.")
+      raise UserError(f"{path}: no such file on this machine, so it cannot be copied to the hosts. Check the path.")
     if files.setdefault(source.name, source) != source:
       raise UserError(
         f"{files[source.name]} and {source} have the same name. Rename one file, because both are copied into one "

@@ -300,7 +300,7 @@ def made(*arguments, **model):
 def test_a_run_has_one_adapter():
   """Two adapter sections are a one-line error."""
   arguments = ["--config.lora.rank=4", "--config.houlsby.bottleneck=8"]
-  with pytest.raises(UserError, match="config.lora and config.houlsby: a run uses at most one adapter"):
+  with pytest.raises(UserError, match="config.lora and config.houlsby are set, but a run uses at most one adapter"):
     records(override(default.get_config(), arguments))
 
 

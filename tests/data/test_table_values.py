@@ -193,7 +193,7 @@ def test_words_to_predict_on_are_read_alike():
   read = lambda cell: table_inputs.words_of(spec, jsonl_io.Line(1, "It is", {"tokens": cell}), "row 1")
   assert read("['It' 'is']") == read(["It", "is"]) == read("It is") == read(None) == ["It", "is"]
   for cell in (["It", None], "['It', 'is"):
-    with pytest.raises(UserError, match="row 1: tokens is .*without null"):
+    with pytest.raises(UserError, match="row 1: column 'tokens' is .*without null"):
       read(cell)
 
 

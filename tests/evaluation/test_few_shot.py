@@ -56,5 +56,5 @@ def test_too_few_training_examples():
   """The error gives the number of training examples."""
   with pytest.raises(UserError, match=r"config.eval.num_shots=5: the training split has only 4 example\(s\)"):
     shot([example("x?")], 5)
-  with pytest.raises(UserError, match="no text 'inputs_pretokenized'"):
+  with pytest.raises(UserError, match="no field 'inputs_pretokenized'"):
     few_shot.with_shots([], [{"inputs": np.arange(3)}], 1, vocabulary=BYTES, max_inputs=9)

@@ -120,7 +120,7 @@ def test_texts_are_bounded():
       status, _, content = ask(found.server_port, "POST", "/generate", body)
       assert status == 413 and "more than 100,000 characters or 256 texts" in json.loads(content)["error"]
     status, _, content = ask(found.server_port, "POST", "/generate", b" " * 1_000_001)
-    assert status == 413 and "more than 1,000,000" in json.loads(content)["error"]
+    assert status == 413 and "more than the limit of 1,000,000" in json.loads(content)["error"]
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_a_refusal_reaches_who_still_sends(port, path):
 
 
 def test_a_port_that_is_taken(port):
-  with pytest.raises(UserError, match=f"--port {port}: .*--port 0"):
+  with pytest.raises(UserError, match=f"--port {port} cannot be used .*--port .0: any"):
     server.make_server(service("encoder_decoder"), host="127.0.0.1", port=port)
 
 

@@ -271,8 +271,7 @@ def _with_given(
   if unknown and not numbered:
     raise UserError(
       f"{where}: column {spec.label!r} has the label {unknown[0]!r} ({counts[unknown[0]]:,} rows), which"
-      f" config.data.labels={labels} does not list"
-      f"{did_you_mean(unknown[0], classes) or '.'} Add this label, or correct the rows."
+      f" config.data.labels={labels} does not list. Correct config.data.labels, or the rows."
     )
   if len(counts) < 2:
     raise UserError(
