@@ -22,6 +22,12 @@ Shape = tuple[int, ...]
 
 _WIDTH = 80  # columns of log lines
 
+# Remedies for a checkpoint that initializes the whole model; config.init.others.NAME does not have these keys.
+WHOLE_MODEL_REMEDIES = (
+  ". To map rows by their tokens, give config.init.transfer_vocab=True",
+  ". To train a model of the checkpoint's shape, give config.init.use_model_config=True",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class TransferPlan:
@@ -397,9 +403,9 @@ def _other_shape(
   elif differs_once:
     message += f". To take the common rows, give config.init.resize={path}"
     if dimensions([path], None):
-      message += ". To map rows by their tokens, give config.init.transfer_vocab=True"
+      message += WHOLE_MODEL_REMEDIES[0]
   message += f". To start with fresh values, give config.init.reinit={','.join(_cover(wrong, matching))}"
-  return f"{message}. To train a model of the checkpoint's shape, give config.init.use_model_config=True."
+  return f"{message}{WHOLE_MODEL_REMEDIES[1]}."
 
 
 def _more(paths: Sequence[str]) -> str:

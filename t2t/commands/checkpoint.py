@@ -155,6 +155,8 @@ def _verify(options: argparse.Namespace) -> int:
         f"Give one of: {', '.join(map(str, steps))}"
         if steps
         else "Every step there was damaged and set aside; start the run again in another --workdir."
+        if inspect.set_aside(folder)
+        else "The folder contains no complete step."
       )
       raise UserError(f"--step {options.step}: no such checkpoint in {folder}. {there}")
     steps = [options.step]

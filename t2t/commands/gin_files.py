@@ -160,7 +160,7 @@ def _also_called(message: str, kind: str) -> str:
   """Returns a line with the T5X names of keys and options in a message; "" if there are none."""
   from t2t.convert.gin import param_map as gin_names
 
-  named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
+  named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?!\w|\.\w)", message))
   theirs = gin_names.in_t5x(kind)
   pairs = [(name, theirs[key]) for name in named if (key := name.removeprefix("config.")) in theirs]
   aliases = [f"{name} is T5X's {alias}" for name, alias in pairs if alias not in message]
@@ -192,7 +192,8 @@ def check(converted: "gin.ConvertedGin", source: "pretrained.Source") -> "pretra
   for key, value in converted.model.items():
     there = getattr(source.model, key.partition(".")[2])
     if there != value:
-      hint = " (a T5X checkpoint does not store this value, see docs/gin.md)" if key == "model.mlp_activation" else ""
+      is_unknown = key == "model.mlp_activation"
+      hint = " (a T5X checkpoint does not store this value; see docs/from_t5x.md)" if is_unknown else ""
       raise UserError(
         f"{converted.name} sets config.{key}={value!r}, but {source.path} has {there!r}{hint}. Use the gin file "
         "of this checkpoint."

@@ -509,7 +509,7 @@ def _nothing_there(root: epath.Path, path: str) -> str:
   if not root.exists():
     return f"{path}: no such file or folder. Check the path."
   if is_tensorflow(root):
-    return f"{path}: {TENSORFLOW}"
+    return f"{path} {TENSORFLOW}"
   return f"{path}: no T5X checkpoint; looked for {looked_for(root)}"
 
 

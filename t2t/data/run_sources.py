@@ -436,7 +436,7 @@ def _check_is_one(data: DataConfig) -> None:
   if bool(data.files) == bool(data.mixture):
     raise UserError(
       f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: exactly one of these keys "
-      "must be set. Give text files, or the name of a registered task or mixture. Give several sources in "
+      "must be set. Give text files, or the name of a registered task or mixture. For several sources, set "
       "config.data.sources."
     )
 

@@ -90,6 +90,15 @@ def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
 
 
 @pytest.mark.slow
+def test_a_part_of_another_shape_is_refused_with_keys_of_the_source(made, tmp_path):
+  """The remedy names no key that only the whole model has."""
+  _, options, _ = made
+  with pytest.raises(UserError, match=r"give config\.init\.others\.reader\.reinit=") as error:
+    train(config(**{"init.others": options["init.others"], "model.mlp_dim": 48}), tmp_path)
+  assert "use_model_config" not in str(error.value) and "transfer_vocab" not in str(error.value)
+
+
+@pytest.mark.slow
 def test_another_model_in_its_place_is_refused(made, tmp_path):
   """Digests are compared at every read."""
   folder, options, _ = made

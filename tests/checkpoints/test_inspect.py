@@ -88,6 +88,13 @@ def test_verify_passes_over_what_a_run_deletes_meanwhile(workdir, capsys, monkey
     (folder / str(step)).rename(folder / f"damaged_{step}")
   code, _, error = run(capsys, "verify", workdir)
   assert code == 1 and "every step is damaged and set aside: damaged_10, damaged_30, damaged_40" in error
+  code, _, error = run(capsys, "verify", workdir, "--step", "7")
+  assert code == 2 and "Every step there was damaged and set aside" in error
+  shutil.rmtree(folder)
+  folder.mkdir()
+  (folder / "007").mkdir()
+  code, _, error = run(capsys, "verify", workdir, "--step", "7")
+  assert code == 2 and "complete step" in error and "damaged" not in error
 
 
 @pytest.mark.parametrize("noted", [10**40, 1e300, -(10**25), "yesterday", True])

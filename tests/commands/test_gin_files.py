@@ -508,3 +508,9 @@ def test_a_checkpoint_of_t5x_takes_the_vocabulary_of_the_file(tmp_path, monkeypa
   assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
   assert command.main(["infer", f"--checkpoint={checkpoint}", *argv]) == 2
   assert "there is no vocabulary beside this checkpoint" in capsys.readouterr().err
+
+
+def test_keys_at_the_end_of_a_sentence_are_translated():
+  """A full stop ends the key; a longer key is another one."""
+  assert "config.train.steps is T5X's TRAIN_STEPS" in gin_files._also_called("Lower config.train.steps.", "train")
+  assert gin_files._also_called("Lower config.train.steps.of.a.source.", "train") == ""

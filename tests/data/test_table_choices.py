@@ -193,6 +193,12 @@ def test_the_texts_in_front_of_candidates_are_found(row, texts):
   assert (found.kind, found.texts) == ("choice", texts)
 
 
+def test_an_empty_cell_among_candidates_is_named():
+  spec = find({"question": f"Which {i}?", "choice1": "p", "choice2": "q", "label": i % 2} for i in ROWS)
+  with pytest.raises(UserError, match=r"^line 3: column 'choice2' contains ' ', but the columns choice1, choice2 must"):
+    choices.read(spec, {"question": "Which?", "choice1": "p", "choice2": " "}, where="line 3")
+
+
 def test_candidates_in_a_cell_are_read_and_others_refused():
   rows = [{"question": f"Which {i}?", "choices": json.dumps(WORDS), "answer": i % 4} for i in ROWS]
   assert right_of(rows, "a.csv") == [WORDS[i % 4] for i in ROWS]

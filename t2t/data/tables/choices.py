@@ -43,8 +43,10 @@ def read(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> Candidate
   texts = [values.text(x) for x in texts_and_keys[0]] if texts_and_keys else []
   if None in texts or sum(map(bool, texts)) < 2:
     if len(names) > 1:
+      name = next(name for name, text in zip(names, texts, strict=True) if not text)
       raise UserError(
-        f"{where}: the columns {', '.join(names)} must contain at least two texts, and only text; correct the row"
+        f"{where}: column {name!r} contains {str(fields.get(name))[:40]!r}, but the columns {', '.join(names)} must "
+        "contain at least two texts, and only text; correct the row"
       )
     raise UserError(
       f"{where}: column {names[0]!r} contains {str(first)[:40]!r}, not a list of at least two texts; give a list such"

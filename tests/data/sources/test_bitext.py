@@ -181,7 +181,10 @@ def test_token_types_stay_with_their_language(tmp_path):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"both_directions": True, "objective": "masked_lm"}, "both_directions=True needs texts .* translation_lm, translation"),
+    (
+      {"both_directions": True, "objective": "masked_lm"},
+      "=True needs texts .* translation_lm, translation",
+    ),
     ({"language_tags": "<2{target}>"}, "=<2{target}> contains languages, but config.data.language is empty"),
     ({"language_tags": "<2{targt}>", "language": "en,fr"}, "{targt} is not a placeholder; did you mean target"),
     ({"language_tags": "<2{target>", "language": "en,fr"}, "language_tags=<2{target> is not valid .expected '}'"),
