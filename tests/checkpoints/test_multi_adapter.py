@@ -55,7 +55,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
     multi_adapter.open_all(other, {"x": str(own)})
   monkeypatch.setattr(multi_adapter, "_LOOKED_AT", 0)
   sources = multi_adapter.open_all(other, {"x": str(own)})
-  with pytest.raises(UserError, match="--adapter x: .*merged.*: is not the model that the adapter was trained on"):
+  with pytest.raises(UserError, match="--adapter x: .*merged.* is not the model that the adapter was trained on"):
     multi_adapter.load(other, sources, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
 
 

@@ -291,7 +291,7 @@ GOOD = next(random_batches())
     ),
     (
       GOOD | {"encoder_input_tokens": [[1], [1, 2]]},
-      r"encoder_input_tokens: cannot be converted to an array \[rows, length\]",
+      r"encoder_input_tokens cannot be converted to an array \[rows, length\]",
     ),
     (
       GOOD | {"encoder_input_tokens": [1, 2]},
@@ -397,7 +397,7 @@ def test_heads_are_asked_of_what_the_encoder_reads():
 @pytest.mark.parametrize(
   ("name", "number", "message"),
   [
-    ("encoder_answer_targets", 3, r"has 3 for the head nli, which has 3 classes"),
+    ("encoder_answer_targets", 3, r"has classes from 3 to 3, but the head nli has only the classes 0 to 2"),
     ("encoder_answer_targets", -100, r"has classes from -100 to .*, but the head nli"),
     (
       "encoder_answer_heads",

@@ -170,7 +170,7 @@ def test_a_row_starts_with_its_own_token():
 def test_a_sequence_longer_than_the_learned_positions_is_an_error():
   """The position table has no row beyond its length."""
   model = toy.model(toy.KINDS["gpt2"])
-  with pytest.raises(ValueError, match="max_length=40: a sequence has 41 positions, but only 40 are learned"):
+  with pytest.raises(ValueError, match="max_length=40: a sequence has 41 positions, but only 40 positions are learned"):
     jax.eval_shape(model, {"decoder_input_tokens": np.ones((1, 41), np.int32)})
   jax.eval_shape(model, {"decoder_input_tokens": np.ones((1, 40), np.int32)})
 

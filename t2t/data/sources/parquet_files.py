@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from t2t import UserError
 from t2t.data.sources import bad_records, fields
-from t2t.storage import gcs
+from t2t.storage import gcs, outage
 
 _LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; sizes declared in a Parquet file are not trusted
 
@@ -26,8 +26,12 @@ def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
     if getattr(error, "errno", None) is not None:
       raise  # an error of the system, not of the file
     raise UserError(
-      f"{where}: {path} is not a readable Parquet file ({_first_line(error)}). Copy or download the file again."
+      f"{where}: {path} cannot be read as a Parquet file ({_first_line(error)}). {_remedy(error)}"
     ) from error
+
+
+def _remedy(error: BaseException) -> str:
+  return "Try again when the bucket answers." if outage.reason(error) else "Copy or download the file again."
 
 
 # ---- Types -----------------------------------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
     raise UserError(
-      f"{where}: {path} cannot be read after record {number} ({_first_line(error)}). Copy or download the file again."
+      f"{where}: {path} cannot be read after record {number} ({_first_line(error)}). {_remedy(error)}"
     ) from error
 
 

@@ -211,7 +211,7 @@ def test_ul2_needs_room_for_all_its_denoisers():
   ) as e:
     made("ul2", targets_length=40, **arguments)
   assert made("ul2", targets_length=int(str(e.value).rsplit("=", 1)[1].removesuffix(".")), **arguments)
-  with pytest.raises(UserError, match="config.data.extra_ids=20: "):
+  with pytest.raises(UserError, match="config.data.extra_ids=20 is too small.* gives 30 noise spans"):
     made("x_denoising", targets_length=128, **{**arguments, "vocabulary": vocabularies.load("bytes", extra_ids=20)})
 
 
