@@ -64,7 +64,9 @@ def test_options_by_names_of_other_frameworks():
   assert {here for names in foreign_names._OPTIONS.values() for each in names.values() for here in each} <= options | {
     "output"
   }
-  with pytest.raises(UserError, match="num_beams: generate has no such option; Hugging Face's num_beams is beam. Accepted"):
+  with pytest.raises(
+    UserError, match="num_beams: generate has no such option; Hugging Face's num_beams is beam. Accepted"
+  ):
     model.generate(["a"], num_beams=2)
   with pytest.raises(UserError, match="Hugging Face's top_k is top"):
     model.fill(["a"], top_k=2)

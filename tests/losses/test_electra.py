@@ -236,7 +236,11 @@ def test_evaluation_draws_the_same_again():
     ("electra", {"mlp_dim": 9_999}, "config.electra.mlp_dim=9999: must be from 1 to the discriminator's"),
     ("electra", {"num_heads": 0}, "config.electra.num_heads=0"),
     ("model", {"heads": ()}, "a detector 'replaced' with one score, but config.model.heads has none"),
-    ("model", {"heads": ({"name": "replaced", "num_classes": 1},)}, r"with one score, but config.model.heads has replaced \(class, 1\)"),
+    (
+      "model",
+      {"heads": ({"name": "replaced", "num_classes": 1},)},
+      r"with one score, but config.model.heads has replaced \(class, 1\)",
+    ),
     ("electra", {"predicts": "words"}, "config.electra.predicts=words: unknown value. Known values: replaced, tokens"),
     (
       "model",
