@@ -73,7 +73,7 @@ def test_what_the_library_finds_cut_off(length, tmp_path):
   path.write_bytes(path.read_bytes()[:length])
   with pytest.raises(safetensors.SafetensorError):
     safetensors.safe_open(path, "np")
-  with pytest.raises(UserError, match=rf"{path}: .*again"):
+  with pytest.raises(UserError, match=rf"{path} is .*again"):
     ours.read_header(epath.Path(path))
 
 
