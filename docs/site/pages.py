@@ -9,8 +9,6 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-# Heading for pages without a link in the index.
-_REST = "More"
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 # Files on GitHub that are pages of the site.
@@ -18,15 +16,14 @@ _AS_PAGES = {"../README.md": "index.md"}
 
 
 def sections() -> dict[str, list[str]]:
-  """Returns the pages linked under each heading of the index, without .md; pages without a link come last."""
+  """Returns the pages linked under each heading of the index, without .md."""
   found, seen = {}, {"index"}
   for part in re.split(r"^## ", (DOCS / "index.md").read_text(), flags=re.MULTILINE)[1:]:
     heading, _, text = part.partition("\n")
     linked = dict.fromkeys(link.removesuffix(".md") for link, _ in links(text) if link.endswith(".md"))
     found[heading] = [name for name in linked if "/" not in name and name not in seen]
     seen |= set(linked)
-  rest = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in seen)
-  return found | ({_REST: rest} if rest else {})
+  return found
 
 
 def in_order() -> list[str]:
