@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.checkpoints import adapter_restore, base_model_ref, fisher_store, manager, pretrained
 from t2t.checkpoints.vocab_transfer import Pieces
-from t2t.checkpoints.warm_start import WHOLE_MODEL_REMEDIES, Taken, warm_start
+from t2t.checkpoints.warm_start import Taken, warm_start
 from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
 from t2t.param_tree import Params, Vocabulary, flatten, join_frozen, matches, unflatten
@@ -105,12 +105,16 @@ def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Vocab
   mine = _matching(initial, init_source.patterns)
   _check_vocabulary(source, init_source, vocabulary, mine, where=where)
   try:
-    return warm_start(source, mine, fresh=init_source.reinit, parts=init_source.rename, rows=init_source.resize)
+    return warm_start(
+      source,
+      mine,
+      fresh=init_source.reinit,
+      parts=init_source.rename,
+      rows=init_source.resize,
+      whole_model=False,
+    )
   except UserError as error:
-    message = str(error)
-    for remedy in WHOLE_MODEL_REMEDIES:
-      message = message.replace(remedy, "")
-    raise UserError(message.replace("config.init.", f"config.init.others.{name}.")) from error
+    raise UserError(str(error).replace("config.init.", f"config.init.others.{name}.")) from error
 
 
 def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Adapters:

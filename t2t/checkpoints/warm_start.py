@@ -22,12 +22,6 @@ Shape = tuple[int, ...]
 
 _WIDTH = 80  # columns of log lines
 
-# Remedies for a checkpoint that initializes the whole model; config.init.others.NAME does not have these keys.
-WHOLE_MODEL_REMEDIES = (
-  ". To map rows by their tokens, give config.init.transfer_vocab=True",
-  ". To train a model of the checkpoint's shape, give config.init.use_model_config=True",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class TransferPlan:
@@ -105,6 +99,7 @@ def warm_start(
   base_path: Callable[[str], str | None] = lambda path: path,
   model: TransformerConfig | None = None,
   elsewhere: tuple[str, ...] = (),
+  whole_model: bool = True,
 ) -> Taken:
   """Reads the initial parameters of a model from a checkpoint, directly into shards, and logs what was taken.
 
@@ -135,6 +130,7 @@ def warm_start(
     base_path: path of a parameter -> its path in the model without adapters; None: the adapter added it.
     elsewhere: patterns of paths that another checkpoint initializes; without `parts` they are left behind here.
     model: config of the model; None: new heads do not take t2t poolers as described below.
+    whole_model: whether errors may advise keys of config.init that apply to the whole model only.
 
   Parameters of an adapter are fresh, and so are heads that the checkpoint lacks. Such a head takes an existing pooler:
   that of a Hugging Face checkpoint, or in t2t that of the one head trained beside tokens (BERT's NSP), if the new head
@@ -161,7 +157,8 @@ def warm_start(
   theirs = {path: shape for path, shape in there.items() if has_place(path) and not stays(path)}
   dimension = dimensions(ours, model) if pieces is not None else {}
   rows = (*rows, *(f"^{re.escape(path)}$" for path in dimension))
-  transfer_plan = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
+  where = f"config.init.checkpoint: {source.path}"
+  transfer_plan = plan(where, theirs, ours, fresh=fresh, parts=parts, rows=rows, whole_model=whole_model)
   dimension = {path: axis for path, axis in dimension.items() if path in transfer_plan.taken}
   transfer_plan = dataclasses.replace(
     transfer_plan, shared={path: x for path, x in transfer_plan.shared.items() if path not in dimension}
@@ -240,6 +237,7 @@ def plan(
   fresh: tuple[str, ...] = (),
   parts: tuple[str, ...] = (),
   rows: tuple[str, ...] = (),
+  whole_model: bool = True,
 ) -> TransferPlan:
   """Computes the sources of all parameters; see `warm_start`.
 
@@ -251,7 +249,7 @@ def plan(
     where: the checkpoint, for messages.
     theirs: path -> shape, of the checkpoint.
     ours: path -> shape, of the model.
-    fresh: see `warm_start`; `parts` and `rows`, too.
+    fresh: see `warm_start`; `parts`, `rows` and `whole_model`, too.
 
   Raises:
     UserError: see there.
@@ -275,7 +273,7 @@ def plan(
     elif differ:
       shared[path] = differ[0], min(ours[path][differ[0]], theirs[name][differ[0]])
   if wrong:
-    raise UserError(_other_shape(where, wrong, taken, theirs, ours, rows))
+    raise UserError(_other_shape(where, wrong, taken, theirs, ours, rows, whole_model=whole_model))
   return TransferPlan(taken, shared)
 
 
@@ -391,6 +389,8 @@ def _other_shape(
   theirs: Mapping[str, Shape],
   ours: Mapping[str, Shape],
   rows: tuple[str, ...],
+  *,
+  whole_model: bool,
 ) -> str:
   path = wrong[0]
   name, matching = taken[path], [path for path in ours if path not in wrong]
@@ -402,10 +402,12 @@ def _other_shape(
     message += ". config.init.resize allows a difference in one dimension only"
   elif differs_once:
     message += f". To take the common rows, give config.init.resize={path}"
-    if dimensions([path], None):
-      message += WHOLE_MODEL_REMEDIES[0]
+    if whole_model and dimensions([path], None):
+      message += ". To map rows by their tokens, give config.init.transfer_vocab=True"
   message += f". To start with fresh values, give config.init.reinit={','.join(_cover(wrong, matching))}"
-  return f"{message}{WHOLE_MODEL_REMEDIES[1]}."
+  if whole_model:
+    message += ". To train a model of the checkpoint's shape, give config.init.use_model_config=True"
+  return f"{message}."
 
 
 def _more(paths: Sequence[str]) -> str:
