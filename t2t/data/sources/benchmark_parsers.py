@@ -3,7 +3,7 @@
 Fields that no format uses are left out. Classes are numbered as in TFDS; -1 means that the label is missing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import csv
 import json
@@ -47,12 +47,15 @@ def _field(row: Mapping[str, Any], name: str, kind: type, location: str) -> Any:
   return value
 
 
-def _no_column(column: str, header: Sequence[str], location: str) -> str:
-  return f"{location}: no column {column!r} (columns: {', '.join(map(repr, header))}). {_REMEDY}"
+def _check_columns(columns: Iterable[str], header: Sequence[str], location: str) -> None:
+  for column in columns:
+    if column not in header:
+      raise UserError(f"{location}: no column {column!r} (columns: {', '.join(map(repr, header))}). {_REMEDY}")
 
 
-def _row_length(cells: Sequence[str], header: Sequence[str], location: str, remedy: str = _REMEDY) -> str:
-  return f"{location}: the row has {len(cells)} column(s), not {len(header)} ({', '.join(header)}). {remedy}"
+def _row_length(cells: Sequence[str], header: Sequence[str], location: str, remedy: str = _REMEDY) -> UserError:
+  number = f"{len(cells)} column(s), not {len(header)} ({', '.join(header)})"
+  return UserError(f"{location}: the row has {number}. {remedy}")
 
 
 def _label(value: Any, labels: Sequence[str], location: str) -> int:
@@ -210,16 +213,14 @@ def xnli(path: str, where: str, labels: Sequence[str], *, language: str) -> Iter
   """Yields one record for each sentence pair of a language, in the format of TFDS, which joins all languages."""
   lines = _lines(path, where)
   header = lines[0].split("\t")
-  for column in ("language", "gold_label", "sentence1", "sentence2"):
-    if column not in header:
-      raise UserError(_no_column(column, header, f"{where}: {path}, line 1"))
+  _check_columns(("language", "gold_label", "sentence1", "sentence2"), header, f"{where}: {path}, line 1")
   for number, line in enumerate(lines[1:], 2):
     cells = line.split("\t")
     location = f"{where}: {path}, line {number}"
     if not line.strip():
       continue
     if len(cells) != len(header):
-      raise UserError(_row_length(cells, header, location))
+      raise _row_length(cells, header, location)
     row = dict(zip(header, cells, strict=True))
     if row["language"] == language:
       yield {
@@ -254,15 +255,13 @@ def quoted(
   """
   rows = csv.reader(_lines(path, where), delimiter=delimiter)
   header = list(columns) or next(rows, [])
-  for column in (*texts, "label"):
-    if column not in header:
-      raise UserError(_no_column(column, header, f"{where}: {path}, line 1"))
+  _check_columns((*texts, "label"), header, f"{where}: {path}, line 1")
   for cells in rows:
     location = f"{where}: {path}, line {rows.line_num}"
     if not cells:
       continue
     if len(cells) != len(header):
-      raise UserError(_row_length(cells, header, location))
+      raise _row_length(cells, header, location)
     row = dict(zip(header, cells, strict=True))
     number = int(row["label"]) - first_label if row["label"].isdecimal() else -1
     if 0 <= number < len(labels):
@@ -327,7 +326,7 @@ def columns(
       cells += [untagged] if untagged and len(cells) == 1 else []
       if len(cells) != len(names):
         is_filled = delimiter is None and len(cells) < len(names)
-        raise UserError(_row_length(cells, names, location, "Write - for missing columns." if is_filled else _REMEDY))
+        raise _row_length(cells, names, location, "Write - for missing columns." if is_filled else _REMEDY)
       tag = cells[names.index(tags)]
       sentence[0].append(cells[names.index(words)].removeprefix(begins))
       sentence[1].append(_number_of_tag(tag, labels, location))
@@ -416,9 +415,7 @@ def table(
     header, first = list(no_header), 0
   else:
     first = 1
-  for column in columns.values():
-    if column not in header:
-      raise UserError(_no_column(column, header, f"{where}: {path}, line 1"))
+  _check_columns(columns.values(), header, f"{where}: {path}, line 1")
   needed = {name: header.index(column) for name, column in columns.items()}
   label_column = header.index(label) if label in header else None
   most, left_out = max(*needed.values(), label_column or 0), 0
@@ -431,7 +428,7 @@ def table(
       if broken_rows:
         left_out += 1
         continue
-      raise UserError(_row_length(cells, header, location))
+      raise _row_length(cells, header, location)
     value = None if label_column is None else cells[label_column]
     yield {name: cells[column] for name, column in needed.items()} | {
       "label": _label(value, labels, location) if labels else _number(value, location),
