@@ -57,9 +57,9 @@ def main(argv: list[str]) -> None:
       console.tell(str(error))
       unread = True
   if not run_list and not unread:
-    there = gcs.is_remote(root) or root.is_dir()
-    none = f"no runs, because neither this folder nor two levels of folders below contain {runs.METRICS}"
-    why = none if there else "no such folder"
+    why = "no such folder"
+    if gcs.is_remote(root) or root.is_dir():
+      why = f"no runs, because neither this folder nor two levels of folders below contain {runs.METRICS}"
     raise UserError(f"{options.dir}: {why}. Give the parent folder of the --workdir of `t2t train`.")
   never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
   run_list.sort(key=lambda run: run.written or never, reverse=True)

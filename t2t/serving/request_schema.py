@@ -118,12 +118,15 @@ class Field:
       raise self._error(f"is {value}; give a finite number")
     low = self.least is not None and not (value > self.least if self.above else value >= self.least)
     if low or (self.most is not None and not value <= self.most):
-      least = f"more than {self.least}" if self.above else f"{self.least} or more"
-      right = least if self.most is None else f"{self.least} to {self.most}"
-      right = f"more than {self.least} and at most {self.most}" if self.above and self.most is not None else right
-      right = f"{self.least}, or leave the field out. {self.says}" if self.least == self.most else right
-      raise self._error(f"is {str(value)[:40]}; give {right}")
+      raise self._error(f"is {str(value)[:40]}; give {self._range()}")
     return int(value) if self.kind == "integer" else value
+
+  def _range(self) -> str:
+    if self.least == self.most:
+      return f"{self.least}, or leave the field out. {self.says}"
+    if self.above:
+      return f"more than {self.least}" + ("" if self.most is None else f" and at most {self.most}")
+    return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
 
   def _check_text(self, text: str) -> str:
     if reason := encoding.unpaired_surrogate(text):
