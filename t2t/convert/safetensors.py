@@ -21,6 +21,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.storage import safe_read
+from t2t.storage.safe_read import COPY_AGAIN
 
 # Dtypes of parameters; other dtypes are buffers or quantized weights.
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(jnp.bfloat16)}
@@ -91,9 +92,13 @@ def read_header(path: epath.Path) -> dict[str, TensorEntry]:
         f"{path} is not a safetensors file ({size:,} bytes, no header). Download or export the file again."
       )
     if 8 + length > size:
-      raise UserError(f"{path} is truncated: the header has {length:,} bytes, but the file has only {size:,}. {_AGAIN}")
+      raise UserError(
+        f"{path} is truncated: the header has {length:,} bytes, but the file has only {size:,}. {COPY_AGAIN}"
+      )
     if length > _LARGEST_HEADER:
-      raise UserError(f"{path}: the header has {length:,} bytes, more than the limit of {_LARGEST_HEADER:,}. {_AGAIN}")
+      raise UserError(
+        f"{path}: the header has {length:,} bytes, more than the limit of {_LARGEST_HEADER:,}. {COPY_AGAIN}"
+      )
     file.seek(8)
     text = file.read(length)
   try:
@@ -103,11 +108,11 @@ def read_header(path: epath.Path) -> dict[str, TensorEntry]:
   except (ValueError, RecursionError, AttributeError) as error:
     if isinstance(error, UserError):
       raise
-    raise UserError(f"{path}: the header is not valid safetensors ({error!r}). {_AGAIN}") from error
+    raise UserError(f"{path}: the header is not valid safetensors ({error!r}). {COPY_AGAIN}") from error
   needed = max((entry.begin + entry.nbytes for entry in entries.values()), default=8 + length)
   if needed > size:
     raise UserError(
-      f"{path} is truncated: the header requires {needed:,} bytes, but the file has only {size:,}. {_AGAIN}"
+      f"{path} is truncated: the header requires {needed:,} bytes, but the file has only {size:,}. {COPY_AGAIN}"
     )
   _check_gapless(path, list(entries.values()), begin=8 + length, end=size)
   return entries
@@ -127,19 +132,19 @@ def _is_size(value: Any) -> bool:
 def _entry(path: epath.Path, name: str, value: Any, start: int) -> TensorEntry:
   """Parses a header's entry of one tensor."""
   if not isinstance(value, dict):
-    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, not a tensor. {_AGAIN}")
+    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, not a tensor. {COPY_AGAIN}")
   dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
   for key, sizes in (("shape", shape), ("data_offsets", offsets)):
     if not isinstance(sizes, list) or len(sizes) > _MOST_DIMENSIONS or not all(map(_is_size, sizes)):
-      raise UserError(f"{path}: the {key} of {name} is {str(sizes)[:40]}, not a list of sizes. {_AGAIN}")
+      raise UserError(f"{path}: the {key} of {name} is {str(sizes)[:40]}, not a list of sizes. {COPY_AGAIN}")
   if not isinstance(dtype, str) or dtype not in _SIZES:
     raise UserError(
-      f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}. Known dtypes: {', '.join(_SIZES)}. {_AGAIN}"
+      f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}. Known dtypes: {', '.join(_SIZES)}. {COPY_AGAIN}"
     )
   needed = math.prod(shape) * _SIZES[dtype]
   if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
     raise UserError(
-      f"{path}: {name} is {dtype} {shape} and needs {needed:,} bytes, but has the offsets {offsets}. {_AGAIN}"
+      f"{path}: {name} is {dtype} {shape} and needs {needed:,} bytes, but has the offsets {offsets}. {COPY_AGAIN}"
     )
   return TensorEntry(path, name, dtype, tuple(shape), start + offsets[0])
 
@@ -150,13 +155,10 @@ def _check_gapless(path: epath.Path, entries: list[TensorEntry], *, begin: int, 
   for entry in sorted(entries, key=lambda entry: (entry.begin, entry.nbytes)):
     if entry.begin != begin:
       problem = "overlap" if entry.begin < begin else "have unused bytes in between"
-      raise UserError(f"{path}: {before} and {entry.name} {problem}, according to the offsets. {_AGAIN}")
+      raise UserError(f"{path}: {before} and {entry.name} {problem}, according to the offsets. {COPY_AGAIN}")
     begin, before = entry.begin + entry.nbytes, entry.name
   if begin != end:
-    raise UserError(f"{path}: the last {end - begin:,} bytes belong to no tensor. {_AGAIN}")
-
-
-_AGAIN = "Copy or download the file again."
+    raise UserError(f"{path}: the last {end - begin:,} bytes belong to no tensor. {COPY_AGAIN}")
 
 
 class SafetensorsWriter:

@@ -15,6 +15,7 @@ from etils import epath
 from t2t import UserError
 from t2t.storage import gcs
 
+COPY_AGAIN = "Copy or download the file again."  # remedy for a damaged file
 # bytes; the index of a model of 90,000 tensors has 9 MB, and Python objects take 20 times the size
 MOST_JSON = 16 * 2**20
 _MOST = 256 * 2**20  # bytes of a vocabulary; Gemma's tokenizer.json has 33 MB
@@ -38,7 +39,7 @@ def size(path: epath.Path) -> int:
   """
   if not is_file(path):
     problem = "is not a file but a folder, a pipe or a device" if path.exists() else "does not exist"
-    raise UserError(f"{path} {problem}. Copy or download the file again.")
+    raise UserError(f"{path} {problem}. {COPY_AGAIN}")
   return epath.Path(path).stat().length
 
 
@@ -50,10 +51,7 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
   """
   num_bytes = size(path)
   if num_bytes > most:
-    raise UserError(
-      f"{path} has {num_bytes:,} bytes, more than the maximum of {most:,} for such a file. Copy or download the file "
-      "again."
-    )
+    raise UserError(f"{path} has {num_bytes:,} bytes, more than the maximum of {most:,} for such a file. {COPY_AGAIN}")
   try:
     return gcs.read(path)
   except OSError as error:
@@ -87,7 +85,7 @@ def json_object(content: bytes, where: Any) -> dict[str, Any]:
     parsed = json.loads(content)
   # ValueError also for invalid UTF-8, and for numbers with thousands of digits.
   except (ValueError, RecursionError) as error:
-    raise UserError(f"{where} cannot be read as JSON ({error}). Copy or download the file again.") from error
+    raise UserError(f"{where} cannot be read as JSON ({error}). {COPY_AGAIN}") from error
   if not isinstance(parsed, dict):
-    raise UserError(f"{where} is not a JSON object but {str(parsed)[:40]!r}. Copy or download the file again.")
+    raise UserError(f"{where} is not a JSON object but {str(parsed)[:40]!r}. {COPY_AGAIN}")
   return parsed

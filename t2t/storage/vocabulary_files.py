@@ -131,7 +131,7 @@ def ids_of(path: epath.Path) -> dict[str, int]:
   ids = _ids_of(path)
   if not ids or not all(type(i) is int and 0 <= i < _MOST_IDS for i in ids.values()):
     problem = "has ids that are negative or too large" if ids else "has no tokens"
-    raise UserError(f"{path} {problem}. Copy or download the file again.")
+    raise UserError(f"{path} {problem}. {safe_read.COPY_AGAIN}")
   return ids
 
 
@@ -147,7 +147,7 @@ def _ids_of(path: epath.Path) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
   content = safe_read.json_object(content, path)
   if path.name == _JSON and not isinstance(content.get("model"), dict):
-    raise UserError(f"{path} has no 'model' with the tokens. Copy or download the file again.")
+    raise UserError(f"{path} has no 'model' with the tokens. {safe_read.COPY_AGAIN}")
   if isinstance(content.get("model"), dict):  # a tokenizer.json; in other files "model" may be a token
     return tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
   return content

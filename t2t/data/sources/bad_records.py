@@ -160,7 +160,19 @@ def numbered(
       f"{where}: {path}: {broken} after {unit} {number} ({error}). Repair the file, or copy or download the file again."
     ) from error
   except OSError as error:
-    raise UserError(
-      f"{where}: {path} cannot be read after {unit} {number} ({error.strerror or error}); check the disk or network of"
-      " the file, and try again"
-    ) from error
+    raise interrupted(path, f"{unit} {number}", error, where=where) from error
+
+
+def interrupted(path: str, after: str, error: OSError, *, where: str) -> UserError:
+  """Returns the error for a file that a disk or network failed to deliver to its end.
+
+  Args:
+    path: of the file.
+    after: the last record that was read, for example "line 3".
+    error: its reason.
+    where: configuration key of the file.
+  """
+  reason = (str(error.strerror or error).splitlines() or [type(error).__name__])[0]
+  return UserError(
+    f"{where}: {path} cannot be read after {after} ({reason}); check the disk or network of the file, and try again"
+  )

@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from t2t import UserError
 from t2t.data.sources import bad_records, fields
-from t2t.storage import gcs, outage
+from t2t.storage import gcs, outage, safe_read
 
 _LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; sizes declared in a Parquet file are not trusted
 
@@ -31,7 +31,7 @@ def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
 
 
 def _remedy(error: BaseException) -> str:
-  return "Try again when the bucket answers." if outage.reason(error) else "Copy or download the file again."
+  return "Try again when the bucket answers." if outage.reason(error) else safe_read.COPY_AGAIN
 
 
 # ---- Types -----------------------------------------------------------------------------------------------------------
@@ -138,8 +138,7 @@ class Texts:
       if getattr(error, "errno", None) is not None:
         raise  # an error of the system, not of the file
       raise UserError(
-        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)}). Copy or download the"
-        " file again."
+        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)}). {_remedy(error)}"
       ) from error
 
   def _read(self, number: int) -> list[bytes]:

@@ -528,10 +528,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
     raise UserError(f"{where}: {path} is not text after line {number} ({error}); give a text file") from error
   except OSError as error:
     after = f"line {number}" + (f" after byte {start}" if start else "")
-    raise UserError(
-      f"{where}: {path} cannot be read after {after} ({error.strerror or error}); check the disk or network of the"
-      " file, and try again"
-    ) from error
+    raise bad_records.interrupted(path, after, error, where=where) from error
 
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
@@ -575,11 +572,7 @@ def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]
     for number, record in bad_records.patiently(read, path):
       yield number, record
   except OSError as error:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    raise UserError(
-      f"{where}: {path} cannot be read after record {number} ({reason}); check the disk or network of the file, and try"
-      " again"
-    ) from error
+    raise bad_records.interrupted(path, f"record {number}", error, where=where) from error
 
 
 def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:

@@ -19,6 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from t2t import UserError
 from t2t.data.vocabularies import control_tokens
 from t2t.storage import gcs, vocabulary_files
+from t2t.storage.safe_read import COPY_AGAIN
 
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
@@ -280,9 +281,6 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-_REMEDY = "Copy or download the file again."
-
-
 @dataclasses.dataclass(frozen=True)
 class _File:
   """Content of a vocabulary's files."""
@@ -323,7 +321,7 @@ def _text(path: epath.Path, where: str) -> str:
   try:
     return gcs.read(path).decode().replace("\r\n", "\n")
   except UnicodeDecodeError as error:
-    raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start}). {_REMEDY}") from error
+    raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start}). {COPY_AGAIN}") from error
   except OSError as error:
     raise UserError(f"{where}: {path} cannot be read ({error}); check the path and permissions of the file") from error
 
@@ -332,9 +330,9 @@ def _json(path: epath.Path, where: str) -> dict:
   try:
     content = json.loads(_text(path, where))
   except (ValueError, RecursionError) as error:  # also too deeply nested, or a number with too many digits
-    raise UserError(f"{where}: {path.name} is not JSON ({error}). {_REMEDY}") from error
+    raise UserError(f"{where}: {path.name} is not JSON ({error}). {COPY_AGAIN}") from error
   if not isinstance(content, dict):
-    raise UserError(f"{where}: {path.name} contains no JSON object. {_REMEDY}")
+    raise UserError(f"{where}: {path.name} contains no JSON object. {COPY_AGAIN}")
   return content
 
 
@@ -342,7 +340,7 @@ def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   # splitlines() would also split at tokens that are Unicode line separators.
   pieces = _text(path, where).removesuffix("\n").split("\n")
   if pieces == [""]:
-    raise UserError(f"{where} is empty. {_REMEDY} A vocab.txt has one token per line, [PAD] first.")
+    raise UserError(f"{where} is empty. {COPY_AGAIN} A vocab.txt has one token per line, [PAD] first.")
   ids = {piece: i for i, piece in enumerate(pieces)}
   missing = [piece for piece in ("[PAD]", "[UNK]", "[SEP]") if piece not in ids]
   if missing:
@@ -384,7 +382,7 @@ def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str
   ids = _json(pieces_path, where)
   if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
     raise UserError(
-      f"{where}: {pieces_path.name} is not a BPE vocabulary, because its ids are not 0, 1, 2 and so on. {_REMEDY}"
+      f"{where}: {pieces_path.name} is not a BPE vocabulary, because its ids are not 0, 1, 2 and so on. {COPY_AGAIN}"
     )
   lacking = [character for character in pre_tokenizers.ByteLevel.alphabet() if character not in ids]
   if lacking or any(piece.endswith("</w>") for piece in ids):
@@ -442,7 +440,7 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
   ids = tokenizer.get_vocab(with_added_tokens=True)
   size = max(ids.values(), default=0) + 1
   if size > _MOST_IDS:
-    raise UserError(f"{where}: the largest id, {size - 1:,}, is above the limit of {_MOST_IDS - 1:,}. {_REMEDY}")
+    raise UserError(f"{where}: the largest id, {size - 1:,}, is above the limit of {_MOST_IDS - 1:,}. {COPY_AGAIN}")
 
   def special(kind: str) -> int | None:
     configured = settings.get(f"{kind}_token")
