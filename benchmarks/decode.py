@@ -81,7 +81,7 @@ def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size:
     "tokens_per_second": batch_size * steps / best,
     "median_tokens_per_second": batch_size * steps / median,
     "mean_score": float(decoded.scores[:, 0].mean()),
-  }
+  } | {name: float(x.sum()) for name, x in decoded.counts.items()}
 
 
 def main(argv: list[str]) -> None:

@@ -35,6 +35,7 @@ from t2t.inference import (
   text_generation,
   token_classify,
 )
+from t2t.models.config import DECODERS
 from t2t.runtime import hosts, memory, numeric
 from t2t.serving import engine, model_service, routes, text_predictor
 
@@ -145,6 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     type=numeric.number(),
     metavar="A",
     help="beam search: larger values favor longer text; default: 0.6",
+  )
+  add(
+    "--decoder",
+    choices=tuple(DECODERS),
+    help="speculative: greedy decoding in fewer steps, for a model with config.model.future_tokens; default: the "
+    "checkpoint's",
   )
   add("--temperature", type=numeric.number(), metavar="T", help="sample tokens; values below 1 favor likely tokens")
   add(
@@ -274,6 +281,8 @@ def main(argv: list[str]) -> None:
   if note := inspect.better(options.checkpoint, source.path, source.run):
     print(note, file=sys.stderr)
   source = source if gin_config is None else gin_files.check(gin_config, source)
+  if options.decoder:
+    source = dataclasses.replace(source, model=dataclasses.replace(source.model, decoder=options.decoder))
   if options.task:
     source = select_task.choose(source, options.task, where="--task")
   adapters = multi_adapter.open_all(source, _places(options.adapter)) or select_task.split_by_task(source)

@@ -76,6 +76,10 @@ class Choosing:
       "adapters": {name: adapter_options[name] | dict(way.options) for name, way in ways.items()}
     }
 
+  @property
+  def remarks(self) -> Sequence[str]:
+    return tuple(dict.fromkeys(remark for way in self._ways.values() for remark in way.remarks))
+
   def _name(self, line: jsonl_io.Line, where: str = "") -> str:
     return named(line.others.get(FIELD), list(self._ways), where)
 

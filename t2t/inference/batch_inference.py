@@ -71,6 +71,7 @@ class Way(Protocol):
   pairs: whether a line may have several texts, because the model was trained on separate texts.
   options: values that rows depend on besides checkpoint and input, by the names of the command's options.
   nothing: fields of the row of a line that cannot be used.
+  remarks: further lines of the summary.
   """
 
   asks: str
@@ -81,6 +82,7 @@ class Way(Protocol):
   pairs: bool
   options: Mapping[str, Any]
   nothing: Mapping[str, Any]
+  remarks: Sequence[str]
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Checks that a line has the required fields.
@@ -367,6 +369,8 @@ def _summarise(counts: _Counts, progress: "_LineProgress", way: Way, job: Infere
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, including compilation"
   print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
+  for remark in way.remarks:
+    print(remark, file=file)
   if job.output != jsonl_io.PIPE:
     print(f"{job.called:<14} {job.output}", file=file)
   if counts.without_blank:

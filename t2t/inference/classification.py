@@ -27,7 +27,7 @@ class HeadWay:
     UserError: `longest` is too small for the fields that the head reads.
   """
 
-  unit = "tokens"
+  unit, remarks = "tokens", ()
 
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int

@@ -1,6 +1,6 @@
 """Autoregressive decoding (greedy, sampling, beam search) and log-likelihoods of given targets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 
 from flax import nnx
@@ -99,10 +99,12 @@ class Decoded:
   tokens: int32 [batch, beams, max_length], the best first; EOS included, 0 after it.
   scores: float32 [batch, beams], sums of the model's log-probabilities of the tokens, EOS included. They ignore the
     temperature; with beams they are divided by the length penalty, and -inf marks missing sequences.
+  counts: name -> float32 [batch], statistics of the method, for example accepted drafts.
   """
 
   tokens: jax.Array
   scores: jax.Array
+  counts: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -219,10 +221,11 @@ def draw(logits: jax.Array, keys: jax.Array, config: DecodeConfig) -> jax.Array:
   return (drawn if indices is None else jnp.take_along_axis(indices, drawn, axis=1))[:, 0].astype(jnp.int32)
 
 
-def _may_come(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_id: int) -> jax.Array:
+def allowed_logits(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_id: int) -> jax.Array:
   """Masks logits [..., vocab] of ids outside the vocabulary, and of EOS before `min_length` tokens.
 
-  Probabilities of other ids are not renormalized, as with transformers' `min_new_tokens`.
+  `position` broadcasts against the logits. Probabilities of other ids are not renormalized, as with transformers'
+  `min_new_tokens`.
   """
   if config.vocab_size:
     logits = jnp.where(jnp.arange(logits.shape[-1]) < config.vocab_size, logits, -jnp.inf)
@@ -264,7 +267,7 @@ def _write(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int,
 
   def write(stream):
     logits, state = model.decode_step(stream.last, stream.state)
-    allowed = _may_come(logits, stream.position, config, eos_id)
+    allowed = allowed_logits(logits, stream.position, config, eos_id)
     if config.temperature:
       keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(stream.keys, stream.position)
       token = draw(allowed, keys, config)
@@ -325,7 +328,7 @@ def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: in
   number, length = 2 * num_beams, search.position + 1
   logits, state = model.decode_step(search.last, search.state)
   # More continuations of one beam cannot be among the likeliest of all beams.
-  allowed = _may_come(logits, search.position, config, eos_id)
+  allowed = allowed_logits(logits, search.position, config, eos_id)
   values, tokens = largest(allowed, min(number, logits.shape[-1]))
   values = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True) + search.sums[..., None]
   parents = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], values.shape)

@@ -139,7 +139,7 @@ class Embedding:
     batch_size: lines of a batch, over all devices.
   """
 
-  asks, unit = "embed", "tokens"
+  asks, unit, remarks = "embed", "tokens", ()
   form, pairs = jsonl_io.Form(lists=("parts",)), True
   nothing: Mapping[str, Any] = {"vector": None}
 

@@ -99,7 +99,7 @@ class Filling:
     UserError: `top` is out of range, or the vocabulary has no mask.
   """
 
-  asks, unit = "fill", "tokens"
+  asks, unit, remarks = "fill", "tokens", ()
   form, pairs = jsonl_io.TEXTS, False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "fillings": None}
 

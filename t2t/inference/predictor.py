@@ -1,5 +1,6 @@
 """Generates and scores token sequences: batches of similar lengths, one program per shape."""
 
+import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 
@@ -133,6 +134,7 @@ class Predictor:
     self._max_inputs = max_inputs
     self._log_likelihood = decoding.make_log_likelihood(graphdef)
     self._decode = None
+    self.counts: collections.Counter[str] = collections.Counter()  # sums of `decoding.Decoded.counts`
     self._max_length = 0 if decode is None else decode.max_length
     if decode is not None and config.is_generative:
       config.text_decoder.check(config, max_inputs + int(config.kind.is_decoder_only), decode.max_length)
@@ -176,6 +178,7 @@ class Predictor:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), row_numbers)
         decoded = self._decode(params, features, keys)
       tokens, scores = (gathered(x)[: len(indices)] for x in (decoded.tokens, decoded.scores))
+      self.counts.update({name: float(np.sum(gathered(x)[: len(indices)])) for name, x in decoded.counts.items()})
       for i, beams, of_beams in zip(indices, tokens, scores, strict=True):
         generations[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
       if on_batch is not None:

@@ -26,7 +26,7 @@ class Ranking:
     special_tokens: see `prompt_builder.special_tokens`.
   """
 
-  unit, pairs = "tokens", False
+  unit, pairs, remarks = "tokens", False, ()
   nothing: Mapping[str, Any] = {"prediction": None, "score": None}
 
   def __init__(

@@ -62,6 +62,10 @@ class Tabled:
     )
     self._is_tagged = spec.kind == "tags" and way.asks == "write"
 
+  @property
+  def remarks(self) -> Sequence[str]:
+    return self._way.remarks
+
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Checks that the columns are texts, and then the formatted line."""
     self._way.check(self._inner(line, where), where)

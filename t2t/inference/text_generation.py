@@ -76,6 +76,14 @@ class Writing:
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Accepts any text."""
 
+  @property
+  def remarks(self) -> Sequence[str]:
+    counts = self._predictor.counts
+    if not counts["drafted"]:
+      return ()
+    share = counts["accepted"] / counts["drafted"]
+    return (f"drafts         {share:.0%} of {counts['drafted']:,.0f} accepted",)
+
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     tokens, cut = self._prompts(line.text)
     encoded = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens

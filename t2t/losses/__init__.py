@@ -58,6 +58,7 @@ _ROWS = {
   "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
   "electra": LossRow("t2t.losses.electra:Electra"),
   "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
+  "multi_token": LossRow("t2t.losses.multi_token:MultiToken"),
   "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})
@@ -66,6 +67,7 @@ LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS
 SECTIONS = {
   "electra": "t2t.losses.electra:ElectraConfig",
   "contrastive": "t2t.losses.contrastive:ContrastiveConfig",
+  "multi_token": "t2t.losses.multi_token:MultiTokenConfig",
 }
 
 

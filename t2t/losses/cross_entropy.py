@@ -17,8 +17,14 @@ from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Outputs, WeightedSum
 from t2t.models import cpu_ops, transformer
 from t2t.models.architecture import Batch, ModelProtocol, predicted_side
+from t2t.models.auxiliary import Hidden
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
+
+
+def future_layers(model: TransformerConfig) -> tuple[str, ...]:
+  """Returns patterns of the layers that predict later tokens, which only `multi_token.MultiToken` trains."""
+  return ("^future/",) if model.future_tokens else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +247,7 @@ def _summed_backward(config, sparse, residuals, cotangents):
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
-def _is_sparse(batch: Batch) -> bool:
+def is_sparse(batch: Batch) -> bool:
   """Returns True if many tokens have no weight: masked language models, and prefix language models."""
   return predicted_side(batch) == "encoder" or "decoder_causal_attention" in batch
 
@@ -271,9 +277,8 @@ class CrossEntropy:
     return transformer.build(config, rngs)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Returns no patterns: the loss trains the whole model."""
-    del model
-    return ()
+    """Returns patterns of layers that predict only later tokens."""
+    return future_layers(model)
 
   def weights(self, batch: Batch) -> Weights:
     target_weight = {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
@@ -282,13 +287,21 @@ class CrossEntropy:
   def __call__(
     self, module: ModelProtocol, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    """Computes the loss, see `Loss`; evaluation has no label smoothing."""
     hidden = module.hidden(batch, dropout_key=key if train else None)
-    config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
-    side = predicted_side(batch)
+    return self.of_hidden(module, hidden, batch, weights, train=train)
+
+  def settings(self, *, train: bool) -> CrossEntropyConfig:
+    """Returns the settings of a step; evaluation has no label smoothing."""
+    return self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
+
+  def of_hidden(
+    self, module: ModelProtocol, hidden: Hidden, batch: Batch, weights: Weights, *, train: bool
+  ) -> tuple[dict[str, jax.Array], Outputs]:
+    """Returns the terms and metrics of the model's hidden states; see `Loss`."""
+    config, side = self.settings(train=train), predicted_side(batch)
     loss_weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
     summed, sums, _ = token_sums(
-      config, module.logits_fn(), hidden.x, batch[f"{side}_target_tokens"], loss_weights, sparse=_is_sparse(batch)
+      config, module.logits_fn(), hidden.x, batch[f"{side}_target_tokens"], loss_weights, sparse=is_sparse(batch)
     )
     weight = jnp.sum(loss_weights)
     metrics = {name: WeightedSum(sums[i], weight) for i, name in enumerate(("loss", "z_loss", "accuracy"))}
@@ -354,7 +367,7 @@ def share_of_weights(batches: Sequence[Batch]) -> float:
   """
   if f"{predicted_side(batches[0])}_loss_weights" not in batches[0]:
     return 0.0  # only heads predict
-  if not _is_sparse(batches[0]):
+  if not is_sparse(batches[0]):
     return 1.0
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
   return float(sum(jnp.sum(x > 0) for x in weights)) / sum(x.size for x in weights)

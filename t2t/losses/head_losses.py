@@ -17,7 +17,7 @@ from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.losses import span_boundary
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
-from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
+from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, future_layers, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Outputs, WeightedSum
 from t2t.models import task_heads, transformer
@@ -252,7 +252,8 @@ def all_answers(module: transformer.Transformer, batch: Batch, names: Sequence[s
 def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
   """Returns patterns of parameters that are unused if no tokens are predicted; see `Loss.untrained_params`."""
   has_own = model.vocabulary_head and (model.logits_transform or not model.tied_logits)
-  return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.has_encoder_and_decoder else ()))
+  stacks = ("^decoder/",) if model.kind.has_encoder_and_decoder else future_layers(model)
+  return (*(("^head/",) if has_own else ()), *stacks)
 
 
 def reads_every_layer(model: TransformerConfig) -> bool:
@@ -315,9 +316,7 @@ class HeadLosses:
     return transformer.build(config, rngs)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    if self.tokens is not None:
-      return ()
-    return without_tokens(model)
+    return future_layers(model) if self.tokens is not None else without_tokens(model)
 
   def weights(self, batch: Batch) -> Weights:
     """Returns units of each head times all examples over its examples; all examples; and the weight of tokens."""

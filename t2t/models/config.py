@@ -29,7 +29,12 @@ POSITIONS: LazyTable[Any] = LazyTable(
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.decoder -> a `inference.decoders.Decoder`
-DECODERS: LazyTable[Any] = LazyTable({"autoregressive": "t2t.inference.decoders:Autoregressive"})
+DECODERS: LazyTable[Any] = LazyTable(
+  {
+    "autoregressive": "t2t.inference.decoders:Autoregressive",
+    "speculative": "t2t.inference.speculative:Speculative",
+  }
+)
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/quantized_matmul.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
@@ -59,6 +64,7 @@ _MAY_BE_ZERO = (
   "global_attention_every",
   "global_attention_first",
   "segment_types",
+  "future_tokens",
   "unroll",
 )
 
@@ -215,6 +221,7 @@ class TransformerConfig:
   scale_embedding: bool = False  # multiplication of embedded tokens by sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # rows of the encoder's segment-type embedding (BERT 2)
   tied_logits: bool = False  # output projection with the embedding table
+  future_tokens: int = 0  # decoder_only: tokens after the next that extra last layers predict (Gloeckle et al. 2024)
   logits_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
   vocabulary_head: bool = True  # logits over the vocabulary; False: only `heads`
@@ -223,7 +230,8 @@ class TransformerConfig:
   #: initial attention logit of half of the heads, each for one neighbour; in cross-attention for the query's own token;
   #: 0: T5's initialization
   attention_init_bias: float = 0.0
-  #: generation: autoregressive; "": autoregressive for decoders, no generation for encoder-only models
+  #: generation: autoregressive; speculative (drafts by future_tokens); "": autoregressive for decoders, no generation
+  #: for encoder-only models
   decoder: str = ""
   # Computation
   dropout_rate: float = 0.0  # dropout rate; T5 1.1 pre-trains with 0, T5 1.0 and fine-tuning use 0.1
@@ -464,6 +472,11 @@ class TransformerConfig:
     if self.bidirectional_prefix and not self.kind.is_decoder_only:
       raise UserError(
         f"config.model.bidirectional_prefix=True needs config.model.architecture=decoder_only, not {self.architecture}"
+      )
+    if self.future_tokens and not self.kind.is_decoder_only:
+      raise UserError(
+        f"config.model.future_tokens={self.future_tokens} needs config.model.architecture=decoder_only, not "
+        f"{self.architecture}. Set config.model.future_tokens=0."
       )
     if self.branch_norm and self.post_norm:
       raise UserError("config.model.branch_norm=True needs config.model.post_norm=False")

@@ -197,6 +197,7 @@ class Stack(nnx.Module):
   ):
     self.num_layers = num_layers
     self.config = config
+    self.keeps_last_input = causal and config.future_tokens > 0
     bidirectional = not causal or config.bidirectional_prefix
     self.position_bias = config.position_scheme.stack_parameters(rngs, bidirectional=bidirectional)
     make = lambda key: Layer(config, nnx.Rngs(key), cross=cross, only_cross=only_cross)
@@ -243,7 +244,7 @@ class Stack(nnx.Module):
       unroll=unrolled(self.num_layers, self.config.unroll),
     )[1]
 
-  def _is_normed(self, index: jax.Array) -> jax.Array | bool:
+  def is_normed(self, index: jax.Array | int) -> jax.Array | bool:
     """Returns whether a layer's input is the output of a norm, as for ModernBERT's first layer (Warner et al. 2024)."""
     return self.config.embedding_norm and not self.config.post_norm and index == 0
 
@@ -267,6 +268,7 @@ class Stack(nnx.Module):
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """Maps [batch, length, embed] to the same shape, normed; also returns all layers' cache and auxiliary outputs.
 
+    If the stack `keeps_last_input`, the auxiliary states have the input of the last layer, "last_input".
     With `every_layer` the result is [layers + 1, batch, length, embed]: the embedded tokens and each layer's output. In
     pre-norm models only the last of them is normed.
 
@@ -316,7 +318,7 @@ class Stack(nnx.Module):
         x,
         mask=mask,
         positions=positions(inputs["index"]),
-        is_normed=self._is_normed(inputs["index"]),
+        is_normed=self.is_normed(inputs["index"]),
         memory=inputs["memory"] if memory_is_cached else memory,
         memory_mask=memory_mask,
         cross_layer=layer,
@@ -336,27 +338,46 @@ class Stack(nnx.Module):
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.split_residual(x)
     first = x
-    x, (cached, states, aux) = self._run_all(run, x, layer_inputs, apart=apart)
+    x, last_input, (cached, states, aux) = self._run_all(run, x, layer_inputs, apart=apart)
     x = x if self.norm is None else self.norm(x)
     if config.broadcast_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
     x = sharding.join_residual(x)
     if every_layer:
       x = jnp.concatenate([first[None], states[:-1], x[None]])
-    return x, cached if keep_cache or probe is not None else None, auxiliary.of_layers(aux)
+    aux = auxiliary.of_layers(aux)
+    if last_input is not None:
+      aux = dataclasses.replace(aux, states={**aux.states, "last_input": sharding.join_residual(last_input)})
+    return x, cached if keep_cache or probe is not None else None, aux
 
   def _run_all(
     self, run: Callable, x: jax.Array, layer_inputs: dict[str, Any], *, apart: bool
-  ) -> tuple[jax.Array, Any]:
-    """Runs the layers in sequence; `layer_inputs`: argument -> values of all layers, stacked, or tuples if `apart`."""
+  ) -> tuple[jax.Array, jax.Array | None, Any]:
+    """Runs the layers in sequence; returns the output, the last layer's input if kept, and all layers' other outputs.
+
+    Args:
+      run: a layer, (x, inputs) -> (x, other outputs).
+      x: input of the first layer.
+      layer_inputs: argument -> values of all layers, stacked, or tuples if `apart`.
+      apart: see above.
+    """
     if self.config.remat != "none":
       # The scan already prevents XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
+
+    def run_layer(carry, inputs):
+      x, output = run(carry[0], inputs)
+      return (x, carry[0] if self.keeps_last_input else None), output
+
+    carry = x, x if self.keeps_last_input else None
     if not apart:
-      return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
+      num_unrolled = unrolled(self.num_layers, self.config.unroll)
+      carry, stacked = jax.lax.scan(run_layer, carry, layer_inputs, unroll=num_unrolled)
+      return carry[0], carry[1], stacked
     outputs = []
     for index in range(self.num_layers):
-      x, output = run(x, {name: None if part is None else part[index] for name, part in layer_inputs.items()})
+      inputs = {name: None if part is None else part[index] for name, part in layer_inputs.items()}
+      carry, output = run_layer(carry, inputs)
       outputs.append(output)
     # Same structure as from a scan: a tree of tuples, not a tuple of trees.
-    return x, tuple(zip(*outputs, strict=True))
+    return carry[0], carry[1], tuple(zip(*outputs, strict=True))

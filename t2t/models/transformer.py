@@ -28,6 +28,7 @@ from t2t.models.auxiliary import Auxiliary, Hidden
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, unstack_layers
+from t2t.runtime.lazy_table import LazyTable
 
 
 @jax.tree_util.register_dataclass
@@ -45,6 +46,7 @@ class DecodeState:
   ancestors: see `AttentionMask`; None: no beams.
   tasks: int [batch, 1], see `Stack`; None: the model does not read task ids.
   weights, logits_fn: the decoder's weights and head as prepared by `ready` for many steps; None: not prepared.
+  future: keys and values of the layers that predict later tokens, see `DecoderOnly.extend`; None: they do not run.
   """
 
   cache: Caches
@@ -57,6 +59,7 @@ class DecodeState:
   tasks: jax.Array | None = None
   weights: Weights | tuple[Weights, ...] | None = None
   logits_fn: Callable[[jax.Array], jax.Array] | None = None
+  future: attention.KVCache | None = None
 
   @property
   def num_keys(self) -> int:
@@ -91,6 +94,10 @@ def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array
   if num_beams == 1:
     return None
   return sharding.shard(jnp.full((batch_size, num_beams, max_length), -1, jnp.int32), "batch", None, None)
+
+
+# The module of config.model.future_tokens, imported if the key is set.
+_FUTURE: LazyTable[Any] = LazyTable({"layers": "t2t.models.multi_token:FutureLayers"})
 
 
 class _Transformer(nnx.Module):
@@ -363,6 +370,7 @@ class DecoderOnly(_Transformer):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
     self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
+    self.future = _FUTURE["layers"](config, rngs) if config.future_tokens else None
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
     """Returns hidden states [batch, length, embed] for seqio's decoder features.
@@ -378,6 +386,22 @@ class DecoderOnly(_Transformer):
     x, _, aux = self._run(batch, every_layer=every_layer, dropout_key=dropout_key)
     return Hidden(self._of_text(x), auxiliary.of_stacks(decoder=aux))
 
+  def future_states(self, batch: Batch, hidden: Hidden, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Returns states that predict later tokens, [future tokens, batch, length, embed]; see `multi_token.FutureLayers`.
+
+    Args:
+      batch: argument of `hidden`.
+      hidden: result of `hidden` on this batch.
+      dropout_key: None at evaluation.
+    """
+    assert self.future is not None
+    last_input = hidden.aux.states["decoder/last_input"]
+    batch = self._prompted(batch)
+    mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
+    real = self._real(batch, "decoder", last_input.shape[1])
+    states, _ = self.future(self.decoder, last_input, mask=mask, real=real, dropout_key=dropout_key)
+    return self._of_text(states)
+
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     return _looked_at(self._run(batch, probe=attention.AttentionProbe(head))[1])
 
@@ -391,7 +415,9 @@ class DecoderOnly(_Transformer):
     beside = dict(tasks=batch.get("decoder_tasks"), real=real, carried=self._carried(batch, "decoder"))
     return self.decoder(x, mask=mask, **beside, **options)
 
-  def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
+  def start_decode(
+    self, batch: Batch, max_length: int, *, num_beams: int = 1, with_future: bool = False
+  ) -> tuple[jax.Array, DecodeState]:
     """Runs the prompts and allocates a cache of `max_length` positions after the longest possible prompt.
 
     Prompts are right-aligned, so that all sequences continue at the same position.
@@ -402,6 +428,7 @@ class DecoderOnly(_Transformer):
         `bidirectional_prefix`. Without both, the prompt is the first token.
       max_length: maximum number of calls of `decode_step`.
       num_beams: sequences per row.
+      with_future: whether to run the layers that predict later tokens, for `extend`.
 
     Returns:
       The last token of each prompt, int32 [batch], as input of `decode_step`, and the state.
@@ -423,14 +450,20 @@ class DecoderOnly(_Transformer):
     room = max_length * num_beams
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
     positions, prefix = jnp.maximum(columns, 0), real if both_ways else None
-    _, cache, _ = self.decoder(
+    mask = AttentionMask(real, real, prefix=prefix, positions=positions, causal=True)
+    _, cache, aux = self.decoder(
       self.embed(tokens, positions=positions + self.decoder.front),
-      mask=AttentionMask(real, real, prefix=prefix, positions=positions, causal=True),
+      mask=mask,
       tasks=_of_rows(batch),
       real=real > 0 if self.config.feed_forward_class.reads_real else None,
       keep_cache=True,
     )
     make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])
+    future = None
+    if with_future:
+      assert self.future is not None
+      future = self.future(self.decoder, aux.states["last_input"], mask=mask)[1]
+      future = _shard_cache(jax.tree.map(make_room, future))
     return tokens[:, -1], DecodeState(
       cache=_shard_cache(jax.tree.map(make_room, cache)),
       position=jnp.asarray(width - 1, jnp.int32),
@@ -438,7 +471,39 @@ class DecoderOnly(_Transformer):
       padding=padding,
       ancestors=_no_ancestors(tokens.shape[0], num_beams, max_length),
       tasks=_of_rows(batch),
+      future=future,
     )
+
+  def extend(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+    """Runs several tokens of each row at once, without beams.
+
+    The position of the returned state is the first token's. Set `position` to the number of tokens to keep: keys after
+    it are overwritten by the next call.
+
+    Args:
+      tokens: int [batch, number].
+      state: result of `start_decode` with `with_future`.
+
+    Returns:
+      States after each token, [1 + future tokens, batch, number, embed], first those for the next token; and the
+      updated state.
+    """
+    assert self.future is not None
+    positions = state.position + jnp.arange(tokens.shape[1])
+    positions = positions[None] - (0 if state.padding is None else state.padding[:, None])
+    segments = None if state.segments is None else jnp.ones_like(tokens)
+    mask = AttentionMask(segments, state.segments, query_offset=state.position, causal=True)
+    x, cache, aux = self.decoder(
+      self.embed(tokens, positions=jnp.broadcast_to(positions, tokens.shape)),
+      mask=mask,
+      weights=state.weights,
+      cache=state.cache,
+      tasks=state.tasks,
+      keep_cache=True,
+    )
+    assert isinstance(cache, attention.KVCache | tuple)  # because of `keep_cache`
+    states, future = self.future(self.decoder, aux.states["last_input"], mask=mask, cache=state.future)
+    return jnp.concatenate([x[None], states]), dataclasses.replace(state, cache=cache, future=future)
 
 
 class EncoderOnly(_Transformer):

@@ -1,0 +1,87 @@
+"""Multi-token prediction: layers beside the last one, each of which predicts a later token (Gloeckle et al. 2024)."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+
+from t2t import UserError, sharding
+from t2t.models import attention, layers, remat
+from t2t.models import positions as positions_lib
+from t2t.models.config import TransformerConfig
+from t2t.models.masks import AttentionMask
+from t2t.models.stack import Layer, Stack
+
+
+def _check(config: TransformerConfig) -> None:
+  where = f"config.model.future_tokens={config.future_tokens}"
+  if config.share_layers:
+    raise UserError(f"{where} needs layers with separate parameters. Set --config.model.share_layers=False.")
+  feed_forward = config.feed_forward_class
+  if feed_forward.terms(config) or feed_forward.carried(config):
+    raise UserError(
+      f"{where} does not support config.model.feed_forward={config.feed_forward}, whose layers return auxiliary terms "
+      "or carry states. Set --config.model.feed_forward=dense."
+    )
+
+
+class FutureLayers(nnx.Module):
+  """Layers that read the last layer's input; layer k predicts the token k + 1 positions after the next one.
+
+  They share the position scheme, the final norm and the vocabulary head of the decoder. The decoder itself predicts the
+  next token, so a checkpoint without these layers is a plain decoder.
+
+  Source: Gloeckle et al. 2024, section 2, with the published models' shared norm.
+
+  Raises:
+    UserError: layers share parameters, return auxiliary terms or carry states.
+  """
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    _check(config)
+    self.config = config
+    keys = jax.random.split(rngs.params(), config.future_tokens)
+    self.layers = jax.vmap(lambda key: Layer(config, nnx.Rngs(key), cross=False))(keys)
+
+  def __call__(
+    self,
+    decoder: Stack,
+    x: jax.Array,
+    *,
+    mask: AttentionMask,
+    cache: attention.KVCache | None = None,
+    real: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+  ) -> tuple[jax.Array, attention.KVCache]:
+    """Returns the states for later tokens, [future tokens, batch, length, embed], and the layers' keys and values.
+
+    Args:
+      decoder: stack with the shared norm and positions.
+      x: input of the decoder's last layer, [batch, length, embed].
+      mask: mask of the decoder's self-attention.
+      cache: keys and values of earlier positions, with a leading axis of layers.
+      real: see `FeedForward`.
+      dropout_key: None at evaluation.
+    """
+    config = self.config
+    key_length = x.shape[1] if cache is None else cache.keys.shape[-2]
+    call = positions_lib.Call(x.shape[0], x.shape[1], key_length, mask, front=0, drops=dropout_key is not None)
+    positions = config.position_scheme.positions(decoder.position_bias, call)(config.num_decoder_layers - 1)
+    is_normed = decoder.is_normed(config.num_decoder_layers - 1)
+    x = sharding.split_residual(x)
+    keys = None if dropout_key is None else jax.random.split(dropout_key, 2 * config.future_tokens).reshape(2, -1)
+
+    def run(_, inputs):
+      layer, written, layer_keys = inputs
+      layer_key, out_key = (None, None) if layer_keys is None else layer_keys
+      states, written, _ = layer(
+        x, mask=mask, positions=positions, is_normed=is_normed, cache=written, real=real, dropout_key=layer_key
+      )
+      states = states if decoder.norm is None else decoder.norm(states)
+      if config.broadcast_dropout:
+        states = layers.dropout(states, config.dropout_rate, out_key, broadcast_axis=-2)
+      return None, (sharding.join_residual(states), dataclasses.replace(written, beside=None))
+
+    if config.remat != "none":
+      run = jax.checkpoint(run, policy=remat.policy(config.remat, config.quantization), prevent_cse=False)
+    return jax.lax.scan(run, None, (self.layers, cache, None if keys is None else keys.T))[1]
