@@ -94,6 +94,7 @@ KINDS: dict[str, TransformerConfig] = {
   "bert": encoder(**_BERT),
   "roberta": encoder(**(_BERT | dict(position_offset=2, segment_types=1))),
   "albert": encoder(embedding_dim=12, share_layers=True, **_BERT),
+  "rembert": encoder(**(_BERT | dict(embedding_dim=12, output_embedding_dim=24, tied_logits=False))),
   "modern_bert": encoder(
     attention_window=2,
     global_attention_every=2,

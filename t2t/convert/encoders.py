@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT of Hugging Face; hf_mappings.py explains the tables."""
+"""BERT, RoBERTa, ALBERT, RemBERT, ELECTRA and DistilBERT of Hugging Face; hf_mappings.py explains the tables."""
 
 import dataclasses
 from typing import Any
@@ -300,6 +300,66 @@ ALBERT = dataclasses.replace(
   unread=("sop_classifier.classifier.weight", "sop_classifier.classifier.bias"),
   read=lambda settings: _read_bert({"hidden_act": "gelu_new"} | dict(settings)),
   write=_write_albert,
+)
+
+
+REMBERT_NAMES = {
+  name.replace("bert.", "rembert.", 1): ours for name, ours in BERT_NAMES.items() if not name.startswith("cls.")
+} | {
+  "rembert.encoder.embedding_hidden_mapping_in.weight": "embed/projection",
+  "rembert.encoder.embedding_hidden_mapping_in.bias": "embed/projection_bias",
+  "cls.predictions.dense.weight": "head/transform",
+  "cls.predictions.dense.bias": "head/transform_bias",
+  "cls.predictions.LayerNorm.weight": "head/norm/scale",
+  "cls.predictions.LayerNorm.bias": "head/norm/bias",
+  "cls.predictions.decoder.weight": "head/projection",
+  "cls.predictions.decoder.bias": "head/bias",
+}
+_REMBERT_POOLED = {"rembert.pooler.dense.weight": "pooler", "rembert.pooler.dense.bias": "pooler_bias"}
+
+
+def _write_rembert(fields: hf_mappings.Settings) -> dict[str, Any]:
+  for field in ("embedding_dim", "output_embedding_dim"):
+    if not fields[field]:
+      raise hf_mappings.Unknown(f"config.model.{field}=0: RemBERT needs a width of at least 1")
+  return _write_bert(fields) | {"tie_word_embeddings": False}
+
+
+REMBERT = dataclasses.replace(
+  BERT,
+  model_type="rembert",
+  model_class="RemBertForMaskedLM",
+  bare_class="RemBertModel",
+  tasks={
+    "RemBertForSequenceClassification": hf_mappings.HeadTask(
+      ("class", "score"), _REMBERT_POOLED | CLASSIFIER, **_ALBERT_DROPOUT
+    ),
+    "RemBertForMultipleChoice": hf_mappings.HeadTask(
+      ("choice",), _REMBERT_POOLED | CLASSIFIER, num_classes=1, **_ALBERT_DROPOUT
+    ),
+    "RemBertForTokenClassification": hf_mappings.HeadTask(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
+    "RemBertForQuestionAnswering": SPAN,
+  },
+  keys={
+    **BERT.keys,
+    "vocab_size": ("vocab_size", 250_300),
+    "input_embedding_size": ("embedding_dim", 256),
+    "output_embedding_size": ("output_embedding_dim", 1664),
+    "hidden_size": ("embed_dim", 1152),
+    "num_hidden_layers": ("num_encoder_layers", 32),
+    "num_attention_heads": ("num_heads", 18),
+    "intermediate_size": ("mlp_dim", 4608),
+    "hidden_dropout_prob": ("dropout_rate", 0.0),
+  },
+  must={"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (False,)},
+  names=REMBERT_NAMES,
+  prefix="rembert.",
+  copies={},
+  reads_bias_copy=True,
+  pooler=_REMBERT_POOLED,
+  unread=(),
+  read=lambda settings: _read_bert(settings) | {"tied_logits": False},
+  write=_write_rembert,
 )
 
 

@@ -15,6 +15,7 @@ FAMILIES: dict[str, Family] = {
   for family in (
     *(hf_mappings.T5, hf_mappings.MT5, bart.BART),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
+    *(encoders.REMBERT,),
     *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
     *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
   )

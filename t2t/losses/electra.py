@@ -62,6 +62,7 @@ def generator_config(model: TransformerConfig, electra: ElectraConfig) -> Transf
     mlp_dim=electra.mlp_dim,
     num_encoder_layers=electra.num_layers,
     embedding_dim=0 if width == electra.embed_dim else width,
+    output_embedding_dim=0,
     tied_logits=True,
     logits_transform=True,
     heads=(),

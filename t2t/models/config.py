@@ -56,6 +56,7 @@ _MAY_BE_ZERO = (
   "num_decoder_layers",
   "num_kv_heads",
   "embedding_dim",
+  "output_embedding_dim",
   "max_length",
   "position_offset",
   "attention_window",
@@ -216,6 +217,7 @@ class TransformerConfig:
   share_stacks: bool = False
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
+  output_embedding_dim: int = 0  # width of the untied output embedding (RemBERT); 0: the embedding's width
   embedding_norm: bool = False  # a norm after the embedding (BERT)
   own_decoder_positions: bool = False  # separate learned positions and embedding norm of the decoder (BART)
   scale_embedding: bool = False  # multiplication of embedded tokens by sqrt(embed_dim) (Gemma)
@@ -316,6 +318,16 @@ class TransformerConfig:
     if self.segment_types == 0:
       return {"pooler": "relu"}
     return {"drops_inputs": True} if is_one and self.segment_types == 1 else {}
+
+  @property
+  def embedding_width(self) -> int:
+    """Returns the number of features of a row of the embedding."""
+    return self.embedding_dim or self.embed_dim
+
+  @property
+  def logits_width(self) -> int:
+    """Returns the number of features that the vocabulary head multiplies with each row of the output embedding."""
+    return self.output_embedding_dim or self.embedding_width
 
   @property
   def kv_heads(self) -> int:

@@ -32,7 +32,7 @@ def model_flops(
   if encoder_length and decoder_length:
     cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
     decoder += config.num_decoder_layers * cross
-  width = config.embedding_dim or config.embed_dim
+  width = config.logits_width
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   projected = projected if config.vocabulary_head else 0
   logits = projected * predicted * (decoder_length or encoder_length)

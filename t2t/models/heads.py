@@ -9,7 +9,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.models import cpu_ops, layers
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.runtime.lazy_table import LazyTable
@@ -105,7 +105,12 @@ class VocabularyHead(nnx.Module):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
-    width = config.embedding_dim or config.embed_dim
+    if config.output_embedding_dim and (config.tied_logits or not config.logits_transform):
+      raise UserError(
+        f"config.model.output_embedding_dim={config.output_embedding_dim} needs config.model.tied_logits=False and "
+        "config.model.logits_transform=True. Set these keys, or config.model.output_embedding_dim=0."
+      )
+    width = config.logits_width
     axis = "embed" if width == config.embed_dim else "factor"
     scale, rows = layers.fan_in_scale(config, config.embed_dim), config.vocab_size
     self.projection = None if config.tied_logits else layers.param(rngs, (width, rows), (axis, "vocab"), scale=scale)

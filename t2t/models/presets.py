@@ -38,6 +38,8 @@ _BYT5 = {
 _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
 # Lan et al. 2020, table 1; heads as released, with 128 features in xlarge.
 _ALBERT = _BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
+# Chung et al. 2021, table 8, as released.
+_REMBERT = {"base": (1152, 18, 4608, 32)}
 # Shoeybi et al. 2020, table 4.
 _MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
 # Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
@@ -85,6 +87,7 @@ _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 T5_SIZES = tuple(_T5_1_1)
 BERT_SIZES = tuple(_BERT)
 ALBERT_SIZES = tuple(_ALBERT)
+REMBERT_SIZES = tuple(_REMBERT)
 MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
 XLM_SIZES = tuple(_XLM)
 AFRIBERTA_SIZES = tuple(_AFRIBERTA)
@@ -229,6 +232,12 @@ def albert(size: str) -> dict[str, object]:
   """ALBERT version 2 (Lan et al. 2020): one shared layer, an embedding of 128 features with a projection."""
   changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)
   return bert("base") | _encoder_row(_row(_ALBERT, size)) | changed
+
+
+def rembert(size: str) -> dict[str, object]:
+  """RemBERT (Chung et al. 2021): a narrow input embedding, and a wide output embedding that fine-tuning drops."""
+  changed = dict(vocab_size=250_300, embedding_dim=256, output_embedding_dim=1664, tied_logits=False, dropout_rate=0.0)
+  return bert("base") | _encoder_row(_row(_REMBERT, size)) | changed
 
 
 def megatron_bert(size: str) -> dict[str, object]:

@@ -37,6 +37,7 @@ FAMILIES = {
   "xlm": ("15", "100"),
   "xlm_r": ("base", "large"),
   "afriberta": ("small", "base", "large"),
+  "rembert": ("base",),
   "megatron_bert": ("336m", "1_3b", "3_9b"),
   "megatron_gpt": ("355m", "2_5b", "8_3b"),
   "turing_nlg": ("17b",),

@@ -16,7 +16,7 @@ from t2t.configs import default
 from t2t.configuration.loading import load_config, override, records
 from t2t.convert import huggingface
 from t2t.models import config as config_lib
-from t2t.models import heads
+from t2t.models import heads, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.training import optimizers, recipe, train_state
 
@@ -58,6 +58,17 @@ def test_a_transform_stands_before_the_logits(kind):
   expected = normed * 16**-0.5 @ table.T + head["bias"]
   np.testing.assert_allclose(nnx.merge(graphdef, params).logits(HIDDEN), expected, atol=1e-4)
   assert ("transform_bias" in head) == ("bias" in head["norm"]) == config.biases
+
+
+def test_an_output_embedding_has_a_width_of_its_own():
+  """RemBERT's is wider than the model, and its input embedding narrower; it is not tied, and follows the transform."""
+  config = toy.KINDS["rembert"]
+  shapes = {path: x.shape for path, x in toy.flat(toy.split(toy.model(config))[1]).items()}
+  assert shapes["embed/table"] == (40, 12) and shapes["head/transform"] == (16, 24)
+  assert shapes["head/norm/scale"] == (24,) and shapes["head/projection"] == (24, 40)
+  for fields in ({"tied_logits": True}, {"logits_transform": False}):
+    with pytest.raises(UserError, match="output_embedding_dim=24 needs config.model.tied_logits=False and"):
+      jax.eval_shape(lambda fields=fields: transformer.build(dataclasses.replace(config, **fields), nnx.Rngs(0)))
 
 
 @pytest.mark.exhaustive

@@ -92,6 +92,8 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ("xlm", "100", 570e6),
     ("afriberta", "base", 111e6),
     ("afriberta", "large", 126e6),
+    # Chung et al. 2021, table 8.
+    ("rembert", "base", 995e6),
     # Charpentier & Samuel 2024, without each layer's attention gate, a matrix of the model's width squared.
     ("gpt_bert", "small", 30e6 - 12 * 384**2),
     ("gpt_bert", "base", 119e6 - 12 * 768**2),

@@ -1,4 +1,4 @@
-"""t2t's BERT, RoBERTa, XLM-R, DistilBERT, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
+"""t2t's BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, RemBERT and ModernBERT against Hugging Face's, with the same weights.
 
 Needs torch and transformers (tests/parity-requirements.txt).
 """
@@ -23,6 +23,7 @@ FAMILIES = {
   "xlm-roberta": presets.roberta("base") | SHAPE | dict(max_length=40),
   "distilbert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11, heads=(SOP,)),
+  "rembert": presets.rembert("base") | SHAPE | dict(max_length=40, embedding_dim=11, output_embedding_dim=25),
   # Global, local, local, global, local: sequences are longer than three windows.
   "modern_bert": presets.modern_bert("base")
   | SHAPE
