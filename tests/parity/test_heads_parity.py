@@ -37,7 +37,7 @@ BODIES = {
   "roberta": presets.roberta("base") | ENCODER,
   "distilbert": presets.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | ENCODER | dict(embedding_dim=11),
-  "rembert": presets.rembert("base") | ENCODER | dict(embedding_dim=13, output_embedding_dim=27),
+  "rembert": presets.rembert("base") | ENCODER | dict(embedding_dim=7, output_embedding_dim=27),
   "electra": presets.electra("base") | ENCODER | dict(embedding_dim=11),
   "modern_bert": presets.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
   "gpt2": presets.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
