@@ -28,18 +28,21 @@ UNKNOWN = "<unk>"  # T5's label of an example without an answer
 WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
 # Objectives with targets only; all others have inputs, too.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
-# Objectives that provide explicit positions, by feature name, see `places_of`.
-WITH_PLACES = {"target_places": ("mass_in_place",), "input_places": ("translation_lm",)}
+# Optional features beside the inputs of an encoder, and their names in a batch: token positions in the original text,
+# and ranks, which limit attention (`AttentionMask.ranks`).
+BESIDE_INPUTS = {"input_places": "encoder_positions", "input_ranks": "encoder_ranks"}
+# Objectives that provide optional features, by feature name, see `optional_features`.
+WITH_OPTIONAL = {"target_places": ("mass_in_place",), "input_places": ("translation_lm",), "input_ranks": ("unilm",)}
 
 
-def places_of(kind: Architecture) -> str:
-  """Returns the feature with explicit token positions, which a task may give instead of 0, 1, 2, ...
+def optional_features(kind: Architecture) -> dict[str, str]:
+  """Returns the features of the predicted side that a task may give, with their names in a batch.
 
-  The positions are of the predicted side. A decoder-only model has one sequence and no such feature: "".
+  Positions replace 0, 1, 2, ...; ranks limit the attention of an encoder. A decoder-only model has no such feature.
   """
   if kind.is_decoder_only:
-    return ""
-  return "target_places" if kind.is_generative else "input_places"
+    return {}
+  return {"target_places": "decoder_positions"} if kind.is_generative else BESIDE_INPUTS
 
 
 def are_compared(features: Sequence[str]) -> bool:
@@ -69,7 +72,7 @@ def task_lengths(
   if "both_ways" in features and kind.is_decoder_only:
     return dict.fromkeys(NEXT_TOKENS, targets_length)
   if not kind.is_generative:
-    return dict.fromkeys((*ENCODER, *(name for name in features if name == places_of(kind))), inputs_length)
+    return dict.fromkeys((*ENCODER, *(name for name in features if name in BESIDE_INPUTS)), inputs_length)
   if not kind.has_encoder_and_decoder and "inputs" not in features:
     return {"targets": targets_length}
   lengths = {"inputs": inputs_length, "targets": targets_length}
@@ -130,8 +133,8 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool,
   if "texts" in lengths:
     return dict.fromkeys(features_of_texts(architecture, tuple(lengths)), sides[kind.answers])
   names = [*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ())]
-  if places_of(kind) in lengths and not pack:
-    names.append(f"{kind.predicts}_positions")
+  added = [in_batch for name, in_batch in optional_features(kind).items() if name in lengths]
+  names += [name for name in added if name not in names]
   return {name: sides[name.partition("_")[0]] for name in names}
 
 

@@ -141,9 +141,10 @@ def draw(name: str) -> str:
     else:
       counts = [True] * len(row) if weights is None else [bool(weight) for weight in weights]
       rows.append((key, [_box(piece, loss=count, dim=not count) for piece, count in zip(row, counts, strict=True)]))
-  for key in ("token_types", "texts"):
+  for key in ("token_types", "texts", "input_ranks"):
     if key in features and len(set(features[key].tolist())) > 1:
-      rows.append((key.replace("token_types", "types"), [(str(i), svg.PAPER, False, False) for i in features[key]]))
+      label = key.replace("token_types", "types").removeprefix("input_")
+      rows.append((label, [(str(i), svg.PAPER, False, False) for i in features[key]]))
   asked = features.get("answer_heads")
   if asked is not None and asked.any():
     label = objectives.heads_of(name)[int(asked[asked > 0][0]) - 1].name

@@ -19,6 +19,7 @@ def _places(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
 # feature.
 _FOLLOWS: dict[str, tuple[str, Callable[[tf.Tensor, int | None], tf.Tensor]]] = {
   "input_places": ("inputs", _places),
+  "input_ranks": ("inputs", lambda tokens, sep_id: tf.zeros_like(tokens)),
   "target_places": ("targets", _places),
   "token_types": ("targets", feature_converters.token_types),
 }

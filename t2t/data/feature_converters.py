@@ -20,7 +20,6 @@ _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 
 # Optional features of tasks -> features of the model.
 _BESIDE_TARGETS = {"loss_weights": "decoder_loss_weights", "target_places": "decoder_positions"}
-_BESIDE_INPUTS = {"input_places": "encoder_positions"}
 
 # Features of a task that are ids of its vocabulary; the others are counts or flags.
 _IDS = ("inputs", "targets")
@@ -51,7 +50,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
       encoder_token_types [0, 0, 0, 0, 0, 0, 0, 0]
       encoder_segment_ids [1, 1, 1, 1, 2, 2, 2, 0]
         encoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
-  A task's "input_places" are the positions, packed or not.
+  A task's "input_places" are the positions, packed or not, and its "input_ranks" become encoder_ranks.
   """
 
   TASK_FEATURES = dict.fromkeys(feature_spec.ENCODER, _SPEC)
@@ -62,7 +61,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
 
   def __init__(self, task_features: Sequence[str] = (), **options):
     super().__init__(**options)
-    self._beside_names = {name: _BESIDE_INPUTS[name] for name in task_features}
+    self._beside_names = {name: feature_spec.BESIDE_INPUTS[name] for name in task_features}
     self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._beside_names, _SPEC)}
     self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._beside_names.values(), _SPEC)}
 
@@ -303,7 +302,7 @@ def convert(
     pack: put several examples in one sequence.
   """
   kind = ARCHITECTURES[architecture]
-  beside_features = _BESIDE_TARGETS if kind.has_encoder_and_decoder else {} if kind.is_generative else _BESIDE_INPUTS
+  beside_features = _BESIDE_TARGETS if kind.has_encoder_and_decoder else feature_spec.optional_features(kind)
   beside_names = {name: of_model for name, of_model in beside_features.items() if name in lengths}
   zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.is_generative
   seen = {"loss_weights": "decoder_loss_weights", "both_ways": "decoder_causal_attention"}

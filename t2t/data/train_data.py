@@ -397,6 +397,7 @@ def check(config: Config) -> list[str]:
 
     languages.check_model(parts, segment_types=config.model.segment_types)
   _check_sees(config)
+  _check_directions(config)
   task_numbers_of(config)
   heads = heads_asked(config)
   notes = validation.check(
@@ -474,6 +475,23 @@ def _check_sees(config: Config) -> None:
       raise UserError(
         f"{where} needs bidirectional attention, but config.model.bidirectional_prefix=False makes attention causal. "
         "Set config.model.bidirectional_prefix=True."
+      )
+
+
+def _check_directions(config: Config) -> None:
+  """Refuses too few token types for an objective that marks each direction of reading by token types."""
+  given = config.model.segment_types
+  if given <= 1 or config.model.kind.is_generative or not config.data.is_named:
+    return
+  from t2t.data.objectives.unilm import TYPES
+
+  source = run_sources.of(config.data)
+  for part in source.parts.values() or [source]:
+    names, where, *_ = part.made()
+    if "unilm" in names and given < TYPES:
+      raise UserError(
+        f"{where} has {TYPES} token types, which mark the direction of reading, but config.model.segment_types={given}."
+        f" Set config.model.segment_types={TYPES}, or 0 for a model without segment types."
       )
 
 

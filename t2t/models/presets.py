@@ -220,6 +220,11 @@ def roberta(size: str) -> dict[str, object]:
   return bert(size) | changed
 
 
+def unilm(size: str) -> dict[str, object]:
+  """UniLM (Dong et al. 2019): BERT with six segment types, which mark the direction of reading; large is published."""
+  return bert(size) | {"segment_types": 6, "vocab_size": 28_996}
+
+
 def bart(size: str) -> dict[str, object]:
   """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, tied logits without a transform."""
   changed = dict(architecture="encoder_decoder", segment_types=0, max_length=1024, logits_transform=False)

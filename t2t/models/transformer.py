@@ -181,7 +181,7 @@ class _Transformer(nnx.Module):
     if not ids.size:
       return batch
     side, size = self.architecture.answers, ids.size
-    fronts = {"input_tokens": ids, "positions": jnp.arange(size), "token_types": 0, "segment_ids": 1}
+    fronts = {"input_tokens": ids, "positions": jnp.arange(size), "token_types": 0, "segment_ids": 1, "ranks": 0}
     prompted = dict(batch)
     for name, front in (fronts | {"causal_attention": 1}).items():
       if (x := batch.get(f"{side}_{name}")) is not None:
@@ -520,7 +520,8 @@ class EncoderOnly(_Transformer):
 
     Args:
       batch: encoder_input_tokens int [batch, length]; optional encoder_token_types int [batch, length], the segment
-        type of each token; packed, also encoder_segment_ids and encoder_positions. 0 is padding.
+        type of each token, and encoder_ranks, see `AttentionMask.ranks`; packed, also encoder_segment_ids and
+        encoder_positions. 0 is padding.
       dropout_key: None at evaluation.
     """
     return self.hidden_states(batch, dropout_key=dropout_key)

@@ -286,10 +286,10 @@ _CORPORA = ("c4", "docs", "wikipedia")
 
 
 def task_features(config: Config) -> tuple[str, ...]:
-  """Returns the features of the training task on which models depend: "targets", "inputs" if it has any, and positions.
+  """Returns the features of the training task on which models depend: "targets", "inputs" if it has any, and others.
 
-  For position features see `feature_spec.places_of`. The objective determines the features of files, and the name those
-  of t2t's own tasks. Other tasks must be registered, so their modules are imported, and TensorFlow with them.
+  The others are `feature_spec.optional_features`. The objective determines the features of files, and the name those of
+  t2t's own tasks. Other tasks must be registered, so their modules are imported, and TensorFlow with them.
 
   Raises:
     UserError: a task module cannot be imported, or the mixture does not exist.
@@ -300,43 +300,43 @@ def task_features(config: Config) -> tuple[str, ...]:
     )
   if losses.compares_texts(config.train.loss):
     return feature_spec.PAIRED
-  data, places = config.data, feature_spec.places_of(config.model.kind)
+  data, optional = config.data, tuple(feature_spec.optional_features(config.model.kind))
   if data.table:
     return _BOTH
   named = [source for source in data.source_list if source.name]
   yields: dict[str, None] = {}  # union over sources; sources without a feature pad it
   for source in named or data.source_list[:1] or [SourceSpec(objective=data.objective)]:
-    yields |= dict.fromkeys(_source_features(source, places, data.task_modules))
+    yields |= dict.fromkeys(_source_features(source, optional, data.task_modules))
   return tuple(yields)
 
 
 _BOTH, _ALONE = ("inputs", "targets"), ("targets",)
 
 
-def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) -> tuple[str, ...]:
-  """Returns `task_features` of one source; for `places` see `feature_spec.places_of`."""
-  placed = (*_BOTH, places)
+def _source_features(source: SourceSpec, optional: tuple[str, ...], modules: Sequence[str]) -> tuple[str, ...]:
+  """Returns `task_features` of one source; for `optional` see `feature_spec.optional_features`."""
+  both_and = lambda has: (*_BOTH, *(name for name in optional if has(name)))
   if source.files or not source.mixture:
     if source.objective in feature_spec.WITHOUT_INPUTS:
       return _ALONE
     if source.objective in feature_spec.WITH_NEXT_TOKENS:
       return feature_spec.NEXT_TOKENS
-    return placed if source.objective in feature_spec.WITH_PLACES.get(places, ()) else _BOTH
+    return both_and(lambda name: source.objective in feature_spec.WITH_OPTIONAL[name])
   if modules and all(module.startswith("t2t.tasks.") for module in modules):
     parts = [name.strip().partition("_") for name in source.mixture.split(",")]
     are = lambda names: all(
       corpus in _CORPORA and objective_name.startswith(names) for corpus, _, objective_name in parts
     )
-    if places:  # an encoder always reads inputs, even of a task without them
-      return placed if are(feature_spec.WITH_PLACES[places]) else _BOTH
+    if optional:  # an encoder always reads inputs, even of a task without them
+      return both_and(lambda name: are(feature_spec.WITH_OPTIONAL[name]))
     if are(feature_spec.WITH_NEXT_TOKENS):
       return feature_spec.NEXT_TOKENS
     return _ALONE if are(feature_spec.WITHOUT_INPUTS) else _BOTH
   from t2t.data import task_resolution
 
   output_features = task_resolution.named(source.mixture, modules=modules).output_features
-  if places:
-    return placed if places in output_features else _BOTH
+  if optional:
+    return both_and(lambda name: name in output_features)
   if "both_ways" in output_features:
     return feature_spec.NEXT_TOKENS
   return _BOTH if "inputs" in output_features else _ALONE

@@ -44,6 +44,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("bart", "large", 406_291_456),
     ("roberta", "base", 124_697_433),
     ("roberta", "large", 355_412_057),
+    # BERT with the cased vocabulary and six segment types.
+    ("unilm", "base", 109_514_298 - 1_526 * 769 + 4 * 768),
     ("xlm_r", "base", 278_295_186),
     ("xlm_r", "large", 560_142_482),
     # The released first layer has no norm before its attention; ours has an unused one.

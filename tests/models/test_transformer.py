@@ -73,6 +73,29 @@ def test_an_encoder_alone_sees_both_directions_by_gradient(kind):
   assert np.all(expected) != (kind == "local_bert")
 
 
+@pytest.mark.parametrize(
+  ("direction", "ranks"),
+  [
+    pytest.param("both", [0] * 5, marks=pytest.mark.exhaustive),
+    ("to targets", [0, 0, 1, 2, 3]),
+    pytest.param("rightward", [0, 1, 2, 3, 4], marks=pytest.mark.slow),
+    pytest.param("leftward", [4, 3, 2, 1, 0], marks=pytest.mark.exhaustive),
+  ],
+)
+def test_ranks_limit_what_a_position_sees_by_gradient(direction, ranks):
+  """A position depends on exactly the tokens of its packed example with its own and lower ranks."""
+  del direction
+  batch = {
+    "encoder_input_tokens": DECODER,
+    "encoder_segment_ids": np.array([[1] * 5 + [2] * 5]),
+    "encoder_positions": np.array([[*range(5)] * 2]),
+    "encoder_ranks": np.array([[*ranks, *ranks[::-1]]], np.int32),
+  }
+  see = lambda ranks: np.array(ranks)[:, None] >= np.array(ranks)
+  expected = np.block([[see(ranks), np.zeros((5, 5), bool)], [np.zeros((5, 5), bool), see(ranks[::-1])]])
+  np.testing.assert_array_equal(reached(toy.KINDS["bert"], batch, DECODER), expected)
+
+
 @pytest.mark.slow
 def test_encoder_sees_both_directions_by_gradient():
   """Every position of the encoder depends on every token, except on padding."""

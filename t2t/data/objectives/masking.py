@@ -134,7 +134,7 @@ def word_spans(
   # The inverse distribution function of the truncated geometric distribution.
   uniform = tf.random.stateless_uniform([tf.size(candidates)], length_seed) * (1 - _CONTINUE**_LONGEST_SPAN)
   spans = tf.minimum(1 + tf.cast(tf.math.log(1 - uniform) / math.log(_CONTINUE), tf.int32), _LONGEST_SPAN)
-  return _spans(candidates, starts, spans, order_seed, noise_density)
+  return choose_spans(candidates, starts, spans, order_seed, noise_density)
 
 
 def word_ngrams(
@@ -152,7 +152,7 @@ def word_ngrams(
   ends = tf.constant([sum(weights[: n + 1]) / sum(weights) for n in range(_LONGEST_NGRAM - 1)])
   uniform = tf.random.stateless_uniform([tf.size(candidates)], length_seed)
   spans = 1 + tf.searchsorted(ends, uniform, side="right")
-  return _spans(candidates, starts, spans, order_seed, noise_density)
+  return choose_spans(candidates, starts, spans, order_seed, noise_density)
 
 
 def one_fragment(
@@ -169,7 +169,7 @@ def one_fragment(
   return corruption.fragment(candidates, seed, noise_density=noise_density), tf.range(tf.size(candidates))
 
 
-def _spans(
+def choose_spans(
   candidates: tf.Tensor, starts: tf.Tensor, spans: tf.Tensor, order_seed: tf.Tensor, noise_density: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Chooses spans with the given numbers of words, in random order, until they have enough tokens."""

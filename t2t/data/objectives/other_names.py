@@ -45,6 +45,7 @@ _OTHER_NAMES = {
   "sentence_order_prediction": "masked_lm_sop",
   "tlm": "translation_lm",
   "translation_language_modeling": "translation_lm",
+  "unified_language_model": "unilm",
   "fim": "fill_in_the_middle",
   "mntp": "masked_next_token",
   "seq2seq": "text_to_text",

@@ -354,6 +354,7 @@ OBJECTIVES: dict[str, Objective] = {
   "span_masked_lm": _masked("masking.word_spans"),
   "ngram_masked_lm": _masked("masking.word_ngrams"),
   "fragment_masked_lm": _masked("masking.one_fragment", _MASS),
+  "unilm": Objective(_ENCODER, (*_ALIGNED, "token_types", "input_ranks"), _of_ids("unilm.unilm"), _BERT),
   "span_masked_lm_sbo": Objective(
     _ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
   ),

@@ -341,7 +341,7 @@ def attention_kernels(
   # The encoder's mask needs segments of any value here.
   reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
   if "encoder" in tokens:
-    kernels |= choose_for_layers("encoder", reading(tokens["encoder"]))
+    kernels |= choose_for_layers("encoder", reading(tokens["encoder"], ranks=batch.get("encoder_ranks")))
   if "decoder" in tokens:
     kernels |= choose_for_layers("decoder", decoder_mask(batch, bidirectional_prefix=config.bidirectional_prefix))
   if len(tokens) == 2:

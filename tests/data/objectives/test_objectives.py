@@ -460,6 +460,7 @@ def test_which_objective_fits_which_architecture():
     "span_masked_lm",
     "ngram_masked_lm",
     "fragment_masked_lm",
+    "unilm",
     "span_masked_lm_sbo",
     "annotated_masked_lm",
     "translation_lm",
