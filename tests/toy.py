@@ -45,6 +45,8 @@ def decoder(**fields) -> TransformerConfig:
 _LEARNED = dict(positions="learned", max_length=40)
 _ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
 _BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2)
+_DISENTANGLED = dict(positions="disentangled", relative_position_buckets=12, relative_position_max_distance=6)
+_FUNCTIONAL = dict(positions="functional_relative", relative_position_max_distance=3)
 
 # Kinds of models: each config switch is set in one model of each architecture that has it. Initial weights are T5's,
 # because BERT's and GPT-2's are so small that outputs hardly depend on anything.
@@ -104,6 +106,19 @@ KINDS: dict[str, TransformerConfig] = {
   ),
   "local_bert": encoder(attention_window=1, num_kv_heads=2),
   "mosaic_bert": encoder(positions="alibi", mlp_activation="gated_gelu_exact"),
+  "deberta": encoder(**(_BERT | _DISENTANGLED), absolute_positions="input", key_bias=False),
+  "deberta_v2": encoder(
+    **(_BERT | _DISENTANGLED | dict(relative_position_max_distance=12, segment_types=0)),
+    share_position_projections=True,
+    relative_position_norm=True,
+    absolute_positions="mask_decoder",
+    beside_first="convolution",
+  ),
+  "disentangled_t5": config(**_DISENTANGLED, share_position_projections=True, num_kv_heads=2),
+  "disentangled_gpt": decoder(**_DISENTANGLED, disentangled_terms="position_to_content", scale_attention=True),
+  "nezha": encoder(**(_BERT | _FUNCTIONAL)),
+  "functional_t5": config(**_FUNCTIONAL),
+  "functional_gpt": decoder(**_FUNCTIONAL, num_kv_heads=2, scale_attention=True),
 }
 
 # One of each architecture, which together set most switches: the kinds that `make test` uses.

@@ -1,5 +1,6 @@
 """Multi-head attention and its cache for decoding."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -54,6 +55,7 @@ def attend(
   *,
   mask: AttentionMask,
   bias: DistanceBias | jax.Array | None = None,
+  on_probabilities: Callable[[jax.Array], jax.Array] | None = None,
   softcap: float = 0.0,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
@@ -69,6 +71,8 @@ def attend(
     mask: a query that attends to no key gets an arbitrary finite result.
     bias: by distance; or float32 [1 or batch, heads, query, key], computed once for many layers if no kernel takes a
       bias by distance.
+    on_probabilities: maps probabilities, [batch, heads, query, key], to an addition to the result; no kernel supports
+      it. None: no addition.
     softcap: see `TransformerConfig.attention_softcap`; no kernel supports it.
     dropout_rate, dropout_key, broadcast_dropout: dropout of the probabilities; T5 shares one mask among all queries.
     kernel: see `dispatch.choose_here`.
@@ -83,7 +87,7 @@ def attend(
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
   mask = mask.without_idle_window(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
-  if broadcast_dropout and dropout_key is not None and dropout_rate > 0.0:
+  if broadcast_dropout and dropout_key is not None and dropout_rate > 0.0 and on_probabilities is None:
     # Dropping a key's probabilities for all queries equals dropping its row of values, separately for each head.
     if groups > 1:
       keys, values, groups = jnp.repeat(keys, groups, axis=1), jnp.repeat(values, groups, axis=1), 1
@@ -91,9 +95,9 @@ def attend(
   dropped = dropout_key is not None and dropout_rate > 0.0
   by_distance = isinstance(bias, DistanceBias)
   if not mask.is_decoding:
-    of_rows = not by_distance and bias is not None and bias.shape[0] > 1
-    added = "distance" if by_distance else "rows" if of_rows else "array"
-    added = "soft cap" if softcap else "" if bias is None else added
+    of_rows = (not by_distance and bias is not None and bias.shape[0] > 1) or on_probabilities is not None
+    added = "rows" if of_rows else "distance" if by_distance else "array"
+    added = "soft cap" if softcap else "" if bias is None and on_probabilities is None else added
     reach = bias.reach if by_distance else 0
     choice = dispatch.choose_here(
       query, keys, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel
@@ -109,6 +113,7 @@ def attend(
   allowed = mask.allowed(query.shape[2], keys.shape[2])
   in_groups = groups > 1 and mask.is_decoding
   on_cpu = cpu_ops.is_fast(query) and not dropped and not softcap and (bias is None or bias.shape[0] == 1)
+  on_cpu &= on_probabilities is None
   if on_cpu and in_groups and query.dtype == jnp.bfloat16:  # in float32 the code below is as fast
     return cpu_ops.attend_in_groups(query, keys, values, bias, allowed)
   if on_cpu and not in_groups:
@@ -126,8 +131,12 @@ def attend(
   if allowed is not None:
     logits = jnp.where(allowed, logits, jnp.finfo(jnp.float32).min)
   probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
-  probabilities = layers.dropout(probabilities, dropout_rate, dropout_key).reshape(*grouped.shape[:-1], -1)
-  return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(*query.shape[:-1], -1)
+  # With `broadcast_dropout` only probabilities for `on_probabilities` remain to be dropped.
+  axis = -2 if broadcast_dropout else None
+  probabilities = layers.dropout(probabilities, dropout_rate, dropout_key, broadcast_axis=axis)
+  in_groups_of_heads = probabilities.reshape(*grouped.shape[:-1], -1)
+  output = jnp.einsum("bhgqs,bhsk->bhgqk", in_groups_of_heads, values).reshape(*query.shape[:-1], -1)
+  return output if on_probabilities is None else output + on_probabilities(probabilities).astype(output.dtype)
 
 
 class Attention(nnx.Module):
@@ -144,7 +153,9 @@ class Attention(nnx.Module):
     self.broadcast_dropout = config.broadcast_dropout
     self.window = config.attention_window
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
-    self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
+    scheme = config.position_scheme
+    terms = 1 if cross else scheme.logit_terms
+    self.scale = ((config.attention_scale_dim or head_dim) * terms) ** -0.5 if config.scale_attention else 1.0
     self.softcap = config.attention_softcap
     self.kernel, self.largest_block = config.attention_kernel, config.attention_block
     # Without scaling, the initializer includes the factor 1/sqrt(head_dim) of the logits.
@@ -160,12 +171,12 @@ class Attention(nnx.Module):
     self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
     self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.residual_scale(config, joined))
     self.query_bias = layers.bias(config, joined, "heads")
-    self.key_bias = layers.bias(config, kv_joined, "heads")
+    self.key_bias = layers.bias(config, kv_joined, "heads") if config.key_bias else None
     self.value_bias = layers.bias(config, kv_joined, "heads")
     self.out_bias = layers.bias(config, embed, "embed")
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
-    self.position = None if cross else config.position_scheme.layer_parameters(rngs)
+    self.position = None if cross else scheme.layer_parameters(rngs)
 
   def _dense(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
@@ -177,6 +188,10 @@ class Attention(nnx.Module):
     projected = checkpoint_name(self._dense(x, name, dropout_key), name)
     split = projected.reshape(*projected.shape[:-1], -1, self.head_dim)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
+
+  def projected(self, x: jax.Array, name: str, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Maps vectors that do not belong to a batch, [rows, embed], to [heads, rows, kv]; see `positions.Projections`."""
+    return jnp.swapaxes(self._dense(x, name, dropout_key).reshape(len(x), -1, self.head_dim), 0, 1)
 
   def keys_and_values(
     self,
@@ -229,7 +244,8 @@ class Attention(nnx.Module):
     """
     length = keys.shape[2]
     ones = jnp.broadcast_to(jnp.eye(length, dtype=keys.dtype), (*keys.shape[:2], length, length))
-    probs = self._attend(x, keys, ones, mask=mask, positions=positions, dropout_key=None, kernel="plain")
+    options = {"mask": mask, "positions": positions, "dropout_key": None, "kernel": "plain"}
+    probs = self._attend(x, keys, ones, adds_values=False, **options)
     return probs.astype(jnp.float32)
 
   def _attend(
@@ -242,8 +258,10 @@ class Attention(nnx.Module):
     positions: Positions,
     dropout_key: jax.Array | None,
     kernel: str,
+    adds_values: bool = True,
   ) -> jax.Array:
     """Returns the output of each head, [batch, heads, query, size of a value]."""
+    positions = positions.of_attention(self, dropout_key)
     query = self._project(x, "query", dropout_key)
     query = query if self.query_norm is None else self.query_norm(query)
     query = positions.on_queries(query) * self.scale
@@ -254,6 +272,7 @@ class Attention(nnx.Module):
       keys,
       values,
       bias=positions.on_logits(query, keys, self.position),
+      on_probabilities=positions.on_probabilities if positions.adds_values and adds_values else None,
       softcap=self.softcap,
       dropout_rate=self.dropout_rate,
       dropout_key=dropout_key,

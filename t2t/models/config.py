@@ -24,8 +24,14 @@ POSITIONS: LazyTable[Any] = LazyTable(
     "rotary": "t2t.models.positions:Rotary",
     "learned": "t2t.models.positions:Learned",
     "alibi": "t2t.models.positions:Alibi",
+    "disentangled": "t2t.models.disentangled:Disentangled",
+    "functional_relative": "t2t.models.functional_relative:FunctionalRelative",
   }
 )
+DISENTANGLED_TERMS = ("both", "content_to_position", "position_to_content")
+ABSOLUTE_POSITIONS = ("input", "mask_decoder")
+# config.model.beside_first -> a module beside the first layer of an encoder, see `stack.BesideFirst`
+BESIDE_FIRST: LazyTable[Any] = LazyTable({"convolution": "t2t.models.convolution:Convolution"})
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.decoder -> a `inference.decoders.Decoder`
@@ -184,11 +190,21 @@ class TransformerConfig:
   # Positions
   #: relative (a learned bias, T5),
   #: alibi (a bias that falls with the distance),
-  #: rotary (RoFormer)
+  #: rotary (RoFormer),
+  #: disentangled (a vector for each distance bucket beside content, DeBERTa),
+  #: functional_relative (a fixed vector for each distance, added to keys and values, NEZHA)
   #: or learned (a table of max_length rows)
   positions: str = "relative"
-  relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias
+  relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias or vector
   relative_position_max_distance: int = 128  # distance in positions from which all share the last bucket
+  disentangled_terms: str = "both"  # disentangled: content_to_position, position_to_content, or both, in the logits
+  share_position_projections: bool = (
+    False  # disentangled: the layers' query and key matrices for positions (DeBERTa v2)
+  )
+  relative_position_norm: bool = False  # disentangled: a norm of the vectors of distances (DeBERTa v2)
+  #: disentangled: learned positions of max_length rows; input (added to embedded tokens),
+  #: mask_decoder (added to queries before the vocabulary's logits, DeBERTa) or "": none
+  absolute_positions: str = ""
   rotary_base: float = 10_000.0  # base of the rotary frequencies; larger for longer texts
   local_rotary_base: float = 0.0  # rotary base of the layers with a window; 0: rotary_base
   max_length: int = 0  # number of learned positions: the longest sequence
@@ -210,6 +226,9 @@ class TransformerConfig:
   post_norm: bool = False  # norms after the residual sums (BERT) instead of at the start of each branch
   branch_norm: bool = False  # additional norms at the end of each branch, before the residual sum (Gemma 2)
   biases: bool = False  # biases in projections, feed-forward layers and layer norms
+  key_bias: bool = True  # with biases: a bias of the keys (DeBERTa v1 has none)
+  beside_first: str = ""  # branch beside an encoder's first layer: convolution (DeBERTa v2); "": none
+  beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
   share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
@@ -350,9 +369,15 @@ class TransformerConfig:
     return FEED_FORWARD[self.feed_forward]
 
   @property
+  def beside_first_class(self) -> Any:
+    """Returns the module beside an encoder's first layer from `BESIDE_FIRST`; None: there is none."""
+    return BESIDE_FIRST[self.beside_first] if self.beside_first else None
+
+  @property
   def most_positions(self) -> int:
     """Returns the longest sequence that the model can read; 0: unlimited."""
-    return self.max_length if self.position_scheme.embedded else 0
+    scheme = self.position_scheme
+    return self.max_length if scheme.embedded or scheme.decodes_masks else 0
 
   @property
   def biased(self) -> bool:
@@ -389,6 +414,10 @@ class TransformerConfig:
       ("positions", POSITIONS),
       ("feed_forward", FEED_FORWARD),
       ("decoder", ("", *DECODERS)),
+      ("disentangled_terms", DISENTANGLED_TERMS),
+      ("absolute_positions", ("", *ABSOLUTE_POSITIONS)),
+      ("beside_first", ("", *BESIDE_FIRST)),
+      ("beside_first_activation", ("tanh", "relu", "gelu", "gelu_tanh")),
       ("norm", NORMS),
       ("mlp_activation", ACTIVATIONS),
       ("attention_kernel", ("", *ATTENTION_KERNELS)),
@@ -480,6 +509,11 @@ class TransformerConfig:
       raise UserError(
         f"config.model.segment_types={self.segment_types} needs an encoder, but the architecture is decoder_only. "
         "Set config.model.segment_types=0."
+      )
+    if self.beside_first and self.kind.is_decoder_only:
+      raise UserError(
+        f"config.model.beside_first={self.beside_first} needs an encoder, but the architecture is decoder_only. Set "
+        "config.model.beside_first=''."
       )
     if self.bidirectional_prefix and not self.kind.is_decoder_only:
       raise UserError(

@@ -11,8 +11,8 @@ def model_flops(
   """Returns the FLOPs of one training step, forward and backward, without recomputation.
 
   Two for each multiply-add, three times the forward pass for forward and backward: 6 x parameters of a matmul x its
-  tokens, plus attention's scores and weighted values. A causal mask does not reduce the count; a window does. Embedding
-  lookups, norms, softmax and activations are not counted (PaLM, Chowdhery et al. 2022, appendix B).
+  tokens, plus attention's scores, weighted values and positions. A causal mask does not reduce the count; a window
+  does. Embedding lookups, norms, softmax and activations are not counted (PaLM, Chowdhery et al. 2022, appendix B).
 
   Args:
     config: shape of the model.
@@ -32,12 +32,16 @@ def model_flops(
   if encoder_length and decoder_length:
     cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
     decoder += config.num_decoder_layers * cross
+  scheme, layers = config.position_scheme, {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+  positions = sum(layers[side] * scheme.multiply_adds(length, batch_size) for side, length in lengths.items() if length)
+  if config.beside_first_class is not None:
+    encoder += config.beside_first_class.multiply_adds(config) * encoder_length
   width = config.logits_width
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   projected = projected if config.vocabulary_head else 0
   logits = projected * predicted * (decoder_length or encoder_length)
   embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
-  return 6.0 * batch_size * (embedding + encoder + decoder + logits)
+  return 6.0 * (batch_size * (embedding + encoder + decoder + logits) + positions)
 
 
 def _pairs(config: TransformerConfig, num_layers: int, length: int) -> int:

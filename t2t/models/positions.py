@@ -6,7 +6,7 @@ A scheme defines parameters per stack and per layer, and hooks on queries, keys 
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from flax import nnx
 import jax
@@ -158,6 +158,22 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 # ---- Schemes ---------------------------------------------------------------------------------------------------------
 
 
+class Projections(Protocol):
+  """The parts of a layer's self-attention that a scheme may use, see `Positions.of_attention`.
+
+  position: parameters of the layer, see `Scheme.layer_parameters`.
+  scale: factor of the queries.
+  dropout_rate: rate of the model.
+  """
+
+  position: nnx.Module | None
+  scale: float
+  dropout_rate: float
+
+  def projected(self, x: jax.Array, name: str, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Maps [rows, embed] to [heads, rows, kv] with the layer's own matrix and bias "query" or "key"."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Positions:
   """Position information for one layer's self-attention, beside its mask; cross-attention uses none.
@@ -167,11 +183,24 @@ class Positions:
   bias: added to the logits, see `attention.attend`; None: no bias.
   angles: rotation of queries and keys, see `rotary_angles`; None: no rotation.
   is_local: bool [], whether the model's window applies; a traced value if layers differ.
+  adds_values: whether `on_probabilities` adds to the output; no kernel supports it.
   """
+
+  adds_values: ClassVar[bool] = False
 
   bias: DistanceBias | jax.Array | None = None
   angles: tuple[jax.Array, jax.Array] | None = None
   is_local: jax.Array | bool = False
+
+  def of_attention(self, attention: Projections, dropout_key: jax.Array | None) -> "Positions":
+    """Returns the hooks for one layer, with the results of its matrices; `on_logits` is called on the result.
+
+    Args:
+      attention: the layer's self-attention.
+      dropout_key: None at evaluation.
+    """
+    del attention, dropout_key
+    return self
 
   def on_queries(self, queries: jax.Array) -> jax.Array:
     """Transforms queries, [batch, heads, length, kv], before scaling."""
@@ -192,6 +221,13 @@ class Positions:
     """
     del queries, keys, parameters
     return self.bias
+
+  def on_probabilities(self, probabilities: jax.Array) -> jax.Array:
+    """Returns an addition to each head's output, [batch, heads, query, kv], from [batch, heads, query, key].
+
+    It is called on the probabilities after dropout, if `adds_values`.
+    """
+    raise NotImplementedError
 
 
 NOWHERE = Positions()
@@ -223,10 +259,14 @@ class Scheme:
 
   bias: kind of bias on attention logits, see `dispatch.BIASES`.
   embedded: whether position vectors from a table of max_length rows are added to embedded tokens.
+  logit_terms: number of terms of equal variance in the logits; `scale_attention` divides by its square root.
+  decodes_masks: whether the last layer runs twice before vocabulary logits, from `mask_queries`; for encoders only.
   """
 
   bias: ClassVar[str] = ""
-  embedded: ClassVar[bool] = False
+  embedded: bool = False
+  logit_terms: int = 1
+  decodes_masks: bool = False
 
   def __init__(self, config: TransformerConfig):
     self.config = config
@@ -234,6 +274,20 @@ class Scheme:
   def reach(self, length: int) -> int:
     """Returns the distance from which a bias by distance is constant, within a sequence of `length`."""
     return max(length - 1, 1)
+
+  def mask_queries(self, shared: nnx.Module | None, call: Call) -> jax.Array:
+    """Returns vectors that are added to the last layer's input for its queries, [batch or 1, length, embed]."""
+    raise NotImplementedError
+
+  def multiply_adds(self, length: int, batch_size: int) -> float:
+    """Returns multiply-adds for positions in one layer's self-attention, for `model_flops`.
+
+    Args:
+      length: computed positions of a sequence.
+      batch_size: sequences.
+    """
+    del length, batch_size
+    return 0.0
 
   def stack_parameters(self, rngs: nnx.Rngs, *, bidirectional: bool) -> nnx.Module | None:
     """Returns parameters that the layers of a stack share, under position_bias/ of the stack."""

@@ -43,6 +43,15 @@ class SmallAttentions(Protocol):
   __call__: TaskAttention
 
 
+class BesideFirst(Protocol):
+  """A branch beside an encoder's first layer, a row of `config.BESIDE_FIRST`; built from a config and random keys."""
+
+  def __call__(
+    self, first: jax.Array, x: jax.Array, *, mask: AttentionMask, dropout_key: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns the input of the second layer, from embedded tokens and the first layer's output."""
+
+
 class Layer(nnx.Module):
   """Residual block: self-attention, optional cross-attention, feed-forward; norms before or after the branches.
 
@@ -112,6 +121,7 @@ class Layer(nnx.Module):
     mask: AttentionMask,
     positions: positions_lib.Positions = positions_lib.NOWHERE,
     is_normed: jax.Array | bool = False,
+    context: jax.Array | None = None,
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: AttentionMask | None = None,
     cross_layer: "Layer | None" = None,
@@ -129,6 +139,7 @@ class Layer(nnx.Module):
       x: residual stream.
       mask, positions: mask and positions of the self-attention.
       is_normed: bool [], whether `x` is the output of a norm, so that the self-attention reads it directly.
+      context: [batch, length, embed], residual stream from which the self-attention takes keys and values; None: `x`.
       memory: input of the cross-attention, [batch, length, embed], or its keys and values.
       memory_mask: mask of the cross-attention.
       cross_layer: layer with the cross-attention, if this layer has none.
@@ -142,7 +153,8 @@ class Layer(nnx.Module):
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed)
-    kv = self.self_attention.keys_and_values(normed, positions, dropout_key=keys[0])
+    read = normed if context is None else self._branch_input(context, self.self_attention_norm, is_normed)
+    kv = self.self_attention.keys_and_values(read, positions, dropout_key=keys[0])
     kv = attention.KVCache(*kv)
     kv = kv if prefix_kv is None else kv.behind(prefix_kv)
     written = None if cache is None else cache.beside
@@ -179,6 +191,20 @@ def unrolled(num_layers: int, requested: int = 0) -> int:
   return min(requested or (num_layers if sharding.platform() == "cpu" else 1), num_layers)
 
 
+def _decode_masks(run_layer: Callable, mask_queries: jax.Array) -> Callable:
+  """Returns a function that runs a layer twice, with queries of positions and keys of `x`.
+
+  Source: He et al. 2021, section 3.2, and the released code.
+  """
+
+  def run_twice(x, dropout_key):
+    keys = layers.split_key(dropout_key, 2)
+    queries, _, _ = run_layer(x + mask_queries, context=x, dropout_key=keys[0])
+    return run_layer(queries, context=x, dropout_key=keys[1])
+
+  return run_twice
+
+
 class Stack(nnx.Module):
   """Layers of one shape, each parameter with a leading "layers" axis, run with one `jax.lax.scan`.
 
@@ -206,6 +232,8 @@ class Stack(nnx.Module):
       self.layer = make(key)
     else:
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
+    beside_first = None if causal else config.beside_first_class
+    self.beside_first: BesideFirst | None = None if beside_first is None else beside_first(config, rngs)
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
     self.prefix: LearnedKeys | None = None  # adapted models: learned keys before a row's own
@@ -261,6 +289,7 @@ class Stack(nnx.Module):
     tasks: jax.Array | None = None,
     keep_cache: bool = False,
     every_layer: bool = False,
+    predicts: bool = False,
     probe: attention.AttentionProbe | None = None,
     real: jax.Array | None = None,
     carried: Mapping[str, jax.Array] | None = None,
@@ -284,6 +313,7 @@ class Stack(nnx.Module):
         tasks.
       keep_cache: whether to return keys and values of all layers.
       every_layer: see above.
+      predicts: whether vocabulary logits read the result; see `Scheme.decodes_masks`.
       probe: selects attention probabilities, returned instead of a cache, float32 [layers, batch, query, key].
       real: see `FeedForward`.
       carried: name -> [layers, batch, ...], see `FeedForward`.
@@ -291,6 +321,7 @@ class Stack(nnx.Module):
     """
     config = self.config
     embed_key, layers_key, out_key = layers.split_key(dropout_key, 3)
+    beside_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     apart = isinstance(cache, tuple)
     mask = dataclasses.replace(mask, front=self.front)
     key_length = x.shape[1] + self.front if cache is None else (cache[0] if apart else cache).keys.shape[-2]
@@ -311,14 +342,18 @@ class Stack(nnx.Module):
     if apart and self.pals is not None:
       layer_inputs["task_attention"] = unstack_layers(layer_inputs["task_attention"], self.num_layers)
 
+    scheme = config.position_scheme
+    mask_queries = scheme.mask_queries(self.position_bias, call) if predicts and scheme.decodes_masks else None
+
     def run(x, inputs):
       x = checkpoint_name(x, "input")
       layer, borrowed = (self.layer, body) if config.share_layers else inputs["weights"]
-      x, cached, aux = (layer if borrowed is None else borrowed)(
-        x,
+      index, key = inputs["index"], inputs["key"]
+      run_layer = functools.partial(
+        layer if borrowed is None else borrowed,
         mask=mask,
-        positions=positions(inputs["index"]),
-        is_normed=self.is_normed(inputs["index"]),
+        positions=positions(index),
+        is_normed=self.is_normed(index),
         memory=inputs["memory"] if memory_is_cached else memory,
         memory_mask=memory_mask,
         cross_layer=layer,
@@ -330,9 +365,21 @@ class Stack(nnx.Module):
         probe=probe,
         real=real,
         carried=inputs["carried"],
-        dropout_key=inputs["key"],
       )
-      return x, (cached if keep_cache or probe is not None else None, x if every_layer else None, aux)
+      if mask_queries is None:
+        output, cached, aux = run_layer(x, dropout_key=key)
+      else:
+        output, cached, aux = jax.lax.cond(
+          index == self.num_layers - 1,
+          _decode_masks(run_layer, mask_queries),
+          lambda x, key: run_layer(x, dropout_key=key),
+          x,
+          key,
+        )
+      if self.beside_first is not None:
+        beside = functools.partial(self.beside_first, first, mask=mask, dropout_key=beside_key)
+        output = jax.lax.cond(index == 0, beside, lambda output: output, output)
+      return output, (cached if keep_cache or probe is not None else None, output if every_layer else None, aux)
 
     broadcast_axis = -2 if config.broadcast_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)

@@ -524,11 +524,14 @@ class EncoderOnly(_Transformer):
         encoder_positions. 0 is padding.
       dropout_key: None at evaluation.
     """
-    return self.hidden_states(batch, dropout_key=dropout_key)
+    return self._states(batch, predicts=True, dropout_key=dropout_key)
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
+    return self._states(batch, every_layer=every_layer, dropout_key=dropout_key)
+
+  def _states(self, batch: Batch, **options: Any) -> Hidden:
     batch = self._prompted(batch)
-    read = self.read(self._embedded(batch), batch, every_layer=every_layer, dropout_key=dropout_key)
+    read = self.read(self._embedded(batch), batch, **options)
     return dataclasses.replace(read, x=self._of_text(read.x))
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
@@ -557,11 +560,17 @@ class EncoderOnly(_Transformer):
     batch: Batch,
     *,
     encoder: Stack | None = None,
-    every_layer: bool = False,
-    dropout_key: jax.Array | None = None,
+    **options: Any,
   ) -> Hidden:
-    """Returns hidden states of embedded tokens, [batch, length, embed], by this model's layers or another encoder's."""
-    x, _, aux = self._run(x, batch, encoder or self.encoder, every_layer=every_layer, dropout_key=dropout_key)
+    """Returns hidden states of embedded tokens, [batch, length, embed], by this model's layers or another encoder's.
+
+    Args:
+      x: embedded tokens.
+      batch: model features.
+      encoder: another encoder; None: this model's.
+      options: `every_layer`, `predicts` and `dropout_key` of `Stack`.
+    """
+    x, _, aux = self._run(x, batch, encoder or self.encoder, **options)
     return Hidden(x, auxiliary.of_stacks(encoder=aux))
 
   def _run(
