@@ -71,6 +71,11 @@ KINDS: dict[str, TransformerConfig] = {
     position_offset=2,
     broadcast_dropout=False,
   ),
+  "marian": config(
+    **dict(positions="sinusoidal", post_norm=True, norm="layer", biases=True, mlp_activation="silu"),
+    **dict(scale_attention=True, scale_embedding=True, tied_logits=True, init_scale=0.2, logits_bias=True),
+    broadcast_dropout=False,
+  ),
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
   "local_llama": decoder(attention_window=2, qk_norm=True, **_ROTARY),

@@ -13,7 +13,7 @@ from t2t.models.config import TransformerConfig
 FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
-    *(hf_mappings.T5, hf_mappings.MT5, bart.BART),
+    *(hf_mappings.T5, hf_mappings.MT5, bart.BART, bart.MARIAN),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
     *(encoders.REMBERT,),
     *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
@@ -142,6 +142,8 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
       settings[theirs] = model.max_length or default
   settings |= family.write(fields)
   again = TransformerConfig(**read_fields(family, settings))
+  if family.logits_bias:  # a tensor has it, not config.json
+    again = dataclasses.replace(again, logits_bias=model.logits_bias)
   mine, theirs = _that_matter(model), _that_matter(again)
   different = [field for field in mine if mine[field] != theirs[field]]
   if "positions" in different:

@@ -67,7 +67,7 @@ class Family:
   copies: name -> name of the same tensor, which some checkpoints contain twice.
   reads_bias_copy: whether transformers 4 reads the copy of two differing biases, as 5 does.
   buffers: name endings of buffers, which are not parameters.
-  zeros: names of tensors [1, vocab] added to the logits, which t2t lacks; they must be zero.
+  logits_bias: name of a buffer [1, vocab] that is added to the logits; t2t's model has a bias if it is not zero.
   pooler: name -> path of the same parameter in a class head (`models.heads`); models without a head lack it.
   unread: parameters that affect neither hidden states nor logits; they are left out.
   constants: parameters that the transformers model lacks -> equivalent constant in t2t.
@@ -91,7 +91,7 @@ class Family:
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reads_bias_copy: bool = True
   buffers: tuple[str, ...] = ()
-  zeros: tuple[str, ...] = ()
+  logits_bias: str = ""
   bare_class: str = ""
   tasks: Mapping[str, HeadTask] = dataclasses.field(default_factory=dict)
   pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -107,7 +107,14 @@ class Family:
 
 
 # Activations by transformers' names, of plain and gated feed-forward layers.
-PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+PLAIN = {
+  "relu": "relu",
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "silu": "silu",
+  "swish": "silu",
+}
 GATED = {
   "silu": "gated_silu",
   "swish": "gated_silu",

@@ -60,6 +60,7 @@ class TensorMapping:
   layer: number of the layer; None: the parameters are not stacked.
   shape: in Hugging Face.
   transposed: whether it is [out, in].
+  is_row: whether it is [1, size], and a vector in t2t.
   """
 
   ours: tuple[str, ...]
@@ -67,10 +68,11 @@ class TensorMapping:
   layer: int | None
   shape: tuple[int, ...]
   transposed: bool
+  is_row: bool = False
 
   def ours_of(self, value: np.ndarray, index: int) -> np.ndarray:
     """Returns the part of a Hugging Face tensor for `ours[index]`, in t2t's layout."""
-    value = value.T if self.transposed else value
+    value = value.T if self.transposed else value.reshape(-1) if self.is_row else value
     begin = sum(self.widths[:index])
     return value[..., begin : begin + self.widths[index]]
 
@@ -80,7 +82,7 @@ class TensorMapping:
     if not values:
       return np.zeros(self.shape, np.float32)
     value = values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
-    return value.T if self.transposed else value
+    return value.T if self.transposed else value.reshape(self.shape) if self.is_row else value
 
 
 # Their rows are ids, positions or buckets in both formats.
@@ -108,6 +110,9 @@ def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]
     theirs = shape[::-1] if transposed else shape
     for layer in range(known[ours[0]].shape[0]) if stacked else [None]:
       mappings[name.format(layer)] = TensorMapping(ours, widths, layer, theirs, transposed)
+  if family.logits_bias and model.logits_bias:
+    rows = model.vocab_size
+    mappings[family.logits_bias] = TensorMapping(("head/bias",), (rows,), None, (1, rows), False, is_row=True)
   return {name: mapping for name, mapping in mappings.items() if name not in family.constants}
 
 
@@ -142,11 +147,12 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   notes = list(family.notes(settings))
   entries = _canonical(family, _entries(folder, named), named)
   class_name = hf_heads.class_in(family, settings, entries)
-  entries = _without_zeros(family, entries, named)
   entries = _without_unread(family, class_name, entries, notes)
   try:
     fields = settings_lib.read_fields(family, settings)
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
+    if family.logits_bias in entries:
+      fields["logits_bias"] = bool(np.any(entries[family.logits_bias].read()))
     if family.shares_head and settings.get("tie_word_embeddings") and not fields["tied_logits"]:
       notes.append(
         "tie_word_embeddings=True, but the logits are not scaled, as in transformers 5; transformers 4 scales"
@@ -159,6 +165,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   # The types of a family's keys are checked; other errors come from a value of a wrong type.
   except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
     raise UserError(f"{named}/{_CONFIG}: a value has a wrong type ({error}). Download the file again.") from error
+  if not model.logits_bias:
+    entries.pop(family.logits_bias, None)
   wanted = places(family, model)
   pooler = _pooler(family, model, entries, named)
   entries = {name: entry for name, entry in entries.items() if name in wanted or name not in family.pooler}
@@ -341,7 +349,7 @@ def _canonical(family: Family, entries: Mapping[str, TensorEntry], named: epath.
     known = (
       *family.names,
       *family.unread,
-      *family.zeros,
+      family.logits_bias,
       *(name for task in family.tasks.values() for name in task.names),
     )
     beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
@@ -359,13 +367,6 @@ def _without_unread(
   if unread:
     notes.append(f"left out, because neither hidden states nor logits depend on these tensors: {', '.join(unread)}")
   return {name: entry for name, entry in entries.items() if name not in unread}
-
-
-def _without_zeros(family: Family, entries: dict[str, TensorEntry], named: epath.Path) -> dict[str, TensorEntry]:
-  for name in family.zeros:
-    if name in entries and np.any(entries[name].read()):
-      raise UserError(f"{named}: {name} is not zero, but t2t's model does not support this bias of the logits")
-  return {name: entry for name, entry in entries.items() if name not in family.zeros}
 
 
 def _pooler(
@@ -556,7 +557,8 @@ def written(family: Family, model: TransformerConfig) -> dict[str, TensorMapping
   wanted = places(family, model)
   if _head(family) in wanted:
     wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
-  wanted |= {name: TensorMapping((), (), None, (1, model.vocab_size), False) for name in family.zeros}
+  if family.logits_bias and family.logits_bias not in wanted:
+    wanted[family.logits_bias] = TensorMapping((), (), None, (1, model.vocab_size), False)
   _, task = hf_heads.class_of(family, model)
   if task is None or not task.prefix:
     return wanted

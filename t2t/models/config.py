@@ -16,12 +16,13 @@ from t2t.runtime.lazy_table import LazyTable
 if TYPE_CHECKING:
   import jax
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "gated_gelu", "gated_gelu_exact", "gated_silu")
 # config.model.positions -> a `positions.Scheme`
 POSITIONS: LazyTable[Any] = LazyTable(
   {
     "relative": "t2t.models.positions:Relative",
     "rotary": "t2t.models.positions:Rotary",
+    "sinusoidal": "t2t.models.sinusoidal:Sinusoidal",
     "learned": "t2t.models.positions:Learned",
     "alibi": "t2t.models.positions:Alibi",
     "disentangled": "t2t.models.disentangled:Disentangled",
@@ -189,6 +190,7 @@ class TransformerConfig:
   num_decoder_layers: int = 0  # number of decoder layers; 0 in encoder_only
   # Positions
   #: relative (a learned bias, T5),
+  #: sinusoidal (fixed sines and cosines, the original Transformer),
   #: alibi (a bias that falls with the distance),
   #: rotary (RoFormer),
   #: disentangled (a vector for each distance bucket beside content, DeBERTa),
@@ -230,7 +232,7 @@ class TransformerConfig:
   beside_first: str = ""  # branch beside an encoder's first layer: convolution (DeBERTa v2); "": none
   beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
-  mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
+  mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
   share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
   #: encoder_decoder: the decoder shares the encoder's layers, except for its cross-attention
   share_stacks: bool = False
@@ -245,6 +247,7 @@ class TransformerConfig:
   future_tokens: int = 0  # decoder_only: tokens after the next that extra last layers predict (Gloeckle et al. 2024)
   logits_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
+  logits_bias: bool = False  # a bias on the logits, without logits_transform (Marian)
   vocabulary_head: bool = True  # logits over the vocabulary; False: only `heads`
   heads: tuple[HeadConfig, ...] = ()  # other heads: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere

@@ -100,7 +100,8 @@ def transform_weights(
 class VocabularyHead(nnx.Module):
   """Logits over the vocabulary: a product of hidden states with the embedding if tied, else with a projection.
 
-  With `config.logits_transform`, a dense layer, activation and norm come before, and a bias after (BERT).
+  With `config.logits_transform`, a dense layer, activation and norm come before, and a bias after (BERT). With
+  `config.logits_bias` there is only the bias.
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
@@ -118,6 +119,7 @@ class VocabularyHead(nnx.Module):
       self.transform = layers.param(rngs, (config.embed_dim, width), ("embed", None), scale=scale)
       self.transform_bias = layers.bias(config, width, axis)
       self.norm = layers.Norm(config, width, axis=axis)
+    if config.logits_transform or config.logits_bias:
       self.bias = nnx.Param(jnp.zeros(rows, jnp.float32), axes=("vocab",))
 
   def logits_fn(self, embed: layers.Embed) -> Callable[[jax.Array], jax.Array]:
@@ -133,6 +135,7 @@ class VocabularyHead(nnx.Module):
       weights = {"projection": gathered(self.projection, config.dtype)}
     if config.logits_transform:
       weights |= transform_weights(config, self.transform, self.transform_bias, self.norm)
+    if config.logits_transform or config.logits_bias:
       weights["bias"] = gathered(self.bias)
     # T5's scale, because its embedding has standard deviation 1.
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0

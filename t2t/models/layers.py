@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "relu": jax.nn.relu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "silu": jax.nn.silu,
   # T5 1.1's "gelu" is the approximation, ModernBERT's is not.
   "gated_gelu": functools.partial(jax.nn.gelu, approximate=True),
   "gated_gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
@@ -221,6 +222,7 @@ class Embed(nnx.Module):
     self.projection = param(rngs, shape, axes, scale=fan_in_scale(config, width)) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
     self.prompt: nnx.Param | None = None  # adapted models: [length, width], for ids after the table
+    self.config = config
     self.position_offset = config.position_offset
     self.max_length = config.max_length
     self.scale = config.embed_dim**0.5 if config.scale_embedding else 1.0
@@ -289,6 +291,10 @@ class Embed(nnx.Module):
       # A slice instead of a gather if all sequences have the same positions; its gradient is small, too.
       learned = small(added.positions)[self.position_offset :]
       x = x + (learned[: tokens.shape[1]] if positions is None else jnp.take(learned, positions, axis=0))
+    else:
+      places = jnp.arange(tokens.shape[1]) if positions is None else positions
+      fixed = self.config.position_scheme.embedding(places, x.shape[-1])
+      x = x if fixed is None else x + fixed
     if added.segments is not None:
       types = small(added.segments)
       x = x + (types[0] if segments is None else jnp.take(types, segments, axis=0))

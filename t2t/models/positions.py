@@ -289,6 +289,16 @@ class Scheme:
     del length, batch_size
     return 0.0
 
+  def embedding(self, positions: jax.Array, width: int) -> jax.Array | None:
+    """Returns fixed vectors that are added to embedded tokens, float32 [..., width]; None: no such vectors.
+
+    Args:
+      positions: int [...], counted in each sequence.
+      width: size of the embedding.
+    """
+    del positions, width
+    return None
+
   def stack_parameters(self, rngs: nnx.Rngs, *, bidirectional: bool) -> nnx.Module | None:
     """Returns parameters that the layers of a stack share, under position_bias/ of the stack."""
     del rngs, bidirectional

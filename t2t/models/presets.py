@@ -34,6 +34,8 @@ _BYT5 = {
   "xl": (2560, 32, 64, 6720, 36, 12),
   "xxl": (4672, 64, 64, 12352, 36, 12),
 }
+# embed_dim, num_heads, mlp_dim, layers, dropout rate.  Vaswani et al. 2017, table 3, English to German.
+_TRANSFORMER = {"base": (512, 8, 2048, 6, 0.1), "big": (1024, 16, 4096, 6, 0.3)}
 # embed_dim, num_heads, mlp_dim, layers; heads have 64 features.
 _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
 # Lan et al. 2020, table 1; heads as released, with 128 features in xlarge.
@@ -85,6 +87,7 @@ _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
 T5_SIZES = tuple(_T5_1_1)
+TRANSFORMER_SIZES = tuple(_TRANSFORMER)
 BERT_SIZES = tuple(_BERT)
 ALBERT_SIZES = tuple(_ALBERT)
 REMBERT_SIZES = tuple(_REMBERT)
@@ -231,6 +234,37 @@ def bart(size: str) -> dict[str, object]:
   layers = _row(_BERT, size)[-1] // 2
   changed |= dict(num_encoder_layers=layers, num_decoder_layers=layers, own_decoder_positions=True)
   return roberta(size) | changed
+
+
+def transformer(size: str) -> dict[str, object]:
+  """Transformer (Vaswani et al. 2017): sinusoidal positions, post-norm, one scaled embedding for texts and logits.
+
+  Projections of attention have biases, as in Marian and fairseq; tensor2tensor's have none. The initial scale is that
+  of the embedding and, by Glorot's formula, of the projections of attention.
+  """
+  embed_dim, num_heads, mlp_dim, num_layers, dropout_rate = _row(_TRANSFORMER, size)
+  return _fields(
+    architecture="encoder_decoder",
+    vocab_size=37_000,
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=embed_dim // num_heads,
+    mlp_dim=mlp_dim,
+    num_encoder_layers=num_layers,
+    num_decoder_layers=num_layers,
+    positions="sinusoidal",
+    scale_attention=True,
+    norm="layer",
+    norm_epsilon=1e-5,
+    post_norm=True,
+    biases=True,
+    mlp_activation="relu",
+    scale_embedding=True,
+    tied_logits=True,
+    init_scale=embed_dim**-0.5,
+    dropout_rate=dropout_rate,
+    broadcast_dropout=False,
+  )
 
 
 def albert(size: str) -> dict[str, object]:

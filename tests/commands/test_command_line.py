@@ -23,6 +23,7 @@ FAMILIES = {
   "albert": ("base", "large", "xlarge", "xxlarge"),
   "electra": ("small", "base", "large"),
   **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
+  "transformer": ("base", "big"),
   "gpt1": ("base",),
   "cramming": ("base",),
   "ettin": tuple(

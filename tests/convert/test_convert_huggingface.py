@@ -237,6 +237,15 @@ PUBLISHED = {
     | dict(decoder_start_token_id=2, forced_bos_token_id=0, forced_eos_token_id=2, pad_token_id=1),
     presets.bart("base"),
   ),
+  "Helsinki-NLP/opus-mt-en-de": (
+    dict(model_type="marian", vocab_size=58101, d_model=512, max_position_embeddings=512, activation_function="swish")
+    | dict(encoder_layers=6, encoder_attention_heads=8, encoder_ffn_dim=2048, encoder_layerdrop=0.0, dropout=0.1)
+    | dict(decoder_layers=6, decoder_attention_heads=8, decoder_ffn_dim=2048, decoder_layerdrop=0.0, init_std=0.02)
+    | dict(activation_dropout=0.0, attention_dropout=0.0, add_bias_logits=False, add_final_layer_norm=False)
+    | dict(normalize_before=False, normalize_embedding=False, scale_embedding=True, static_position_embeddings=True)
+    | dict(is_encoder_decoder=True, num_beams=6, num_hidden_layers=6, pad_token_id=58100, eos_token_id=0),
+    presets.transformer("base") | dict(vocab_size=58_101, mlp_activation="silu", init_scale=0.02),
+  ),
   "albert-base-v2": (
     _BERT
     | dict(model_type="albert", vocab_size=30000, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
@@ -653,13 +662,18 @@ def test_an_index_that_does_not_hold(tmp_path):
 
 
 def test_what_a_bart_may_have_besides(tmp_path):
-  """A bias of the logits must be zero; a bare model uses the embedding for its logits."""
+  """A bias of the logits is kept if it is not zero; a bare model uses the embedding for its logits."""
   path, bias = tmp_path / "bart", "final_logits_bias"
   shutil.copytree(GOLDEN / "bart", path)
   expected = foreign.read(huggingface.open_foreign(str(path)))
   assert not np.any(foreign.safetensors(path)[bias])
-  rewrite(path, lambda found: found | {bias: found[bias] + np.float32([[0.5] + [0.0] * 40])})
-  refused(path, "final_logits_bias is not zero")
+  half = np.float32([[0.5] + [0.0] * 40])
+  rewrite(path, lambda found: found | {bias: half})
+  biased = huggingface.open_foreign(str(path))
+  assert biased.model.logits_bias
+  np.testing.assert_array_equal(biased.tensors["head/bias"].read(), half[0])
+  huggingface.save(biased, epath.Path(tmp_path / "again"))
+  np.testing.assert_array_equal(foreign.safetensors(tmp_path / "again")[bias], half)
   bare = lambda found: {name.removeprefix("model."): x for name, x in found.items() if name.startswith("model.")}
   rewrite(path, bare)
   edit(path / "config.json", architectures=["BartModel"], decoder_start_token_id=2)
@@ -843,7 +857,7 @@ def test_a_model_that_transformers_does_not_have(tmp_path):
     (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(transformers 'relative'\)"),
     (
       toy.KINDS["prefix_lm"],
-      r"gpt2: .*='gated_gelu': transformers supports only gelu, gelu_tanh, relu"
+      r"gpt2: .*='gated_gelu': transformers supports only gelu, gelu_tanh, relu, silu"
       r"\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
     ),
     (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(transformers False\)"),

@@ -54,6 +54,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("ettin", "encoder_150m", 149_655_232 + 768),
     ("ettin", "decoder_150m", 149_655_232 + 768),
     ("gpt1", "base", 116_534_784),
+    # OPUS-MT's shape, without two tables of 512 sinusoids, and with the paper's vocabulary.
+    ("transformer", "base", 74_410_496 - 2 * 512 * 512 - (58_101 - 37_000) * 512),
     ("gpt2", "small", 124_439_808),
     ("gpt2", "medium", 354_823_168),
     ("gpt2", "large", 774_030_080),
@@ -89,6 +91,8 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ("megatron_bert", "1_3b", 1.3e9),
     ("megatron_bert", "3_9b", 3.9e9),
     ("turing_nlg", "17b", 17e9),
+    # Vaswani et al. 2017, table 3.
+    ("transformer", "big", 213e6),
     # Conneau et al. 2020, table 7; Ogueji et al. 2021: small would have 97 M with six layers, but has four.
     ("xlm", "15", 250e6),
     ("xlm", "100", 570e6),

@@ -1,7 +1,9 @@
-"""t2t's BART against Hugging Face's, with the same random weights.
+"""t2t's BART and Marian (for sinusoidal positions) against Hugging Face's, with the same random weights.
 
 Needs torch and transformers (tests/parity-requirements.txt).
 """
+
+import dataclasses
 
 import foreign
 import jax
@@ -12,6 +14,7 @@ from parity import torch
 import pytest
 import toy
 
+from t2t.convert import bart
 from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
@@ -21,13 +24,19 @@ SHAPE |= dict(num_encoder_layers=3, num_decoder_layers=2, dtype="float32", dropo
 FAMILIES = {
   "bart": presets.bart("base") | SHAPE,
   "bart-scaled": presets.bart("base") | SHAPE | dict(scale_embedding=True, mlp_activation="relu"),
+  # An odd width has one more sine than cosines.
+  "marian": presets.transformer("base")
+  | SHAPE
+  | dict(embed_dim=15, head_dim=5, mlp_activation="silu", logits_bias=True, num_decoder_layers=3),
 }
 START = 2  # first token of the transformers decoder
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def pair(request, tmp_path_factory):
-  return parity.pair(TransformerConfig(**FAMILIES[request.param]), tmp_path_factory.mktemp(request.param))
+  pair = parity.pair(TransformerConfig(**FAMILIES[request.param]), tmp_path_factory.mktemp(request.param))
+  # A buffer in transformers, without a gradient.
+  return dataclasses.replace(pair, places={name: x for name, x in pair.places.items() if name != bart.LOGITS_BIAS})
 
 
 @pytest.fixture(
@@ -64,7 +73,7 @@ def test_the_bare_model_is_the_same(pair, tmp_path):
   """Released BARTs have no logits head; the embedding then gives the logits."""
   pair.theirs.model.save_pretrained(tmp_path)
   found = parity.huggingface.open_foreign(str(tmp_path))
-  assert found.model == pair.config
+  assert found.model == dataclasses.replace(pair.config, logits_bias=False)
   params = foreign.random_params(pair.config)
   for path, value in foreign.read(found).items():
     np.testing.assert_array_equal(value, params[path], err_msg=path)

@@ -201,6 +201,16 @@ def test_inverse_sqrt_schedule():
   np.testing.assert_allclose(values, [0.02, 1.0, 2.0, 2.0, 1.0], rtol=1e-6)
 
 
+def test_the_schedule_of_the_original_transformer():
+  """embed_dim^-0.5 * min(step^-0.5, step * 4,000^-1.5), counted from 1 in the warm-up (Vaswani et al. 2017, (3))."""
+  config = load_config("transformer_base")
+  steps = np.array([1, 100, 4_000, 50_000])
+  expected = 512**-0.5 * np.minimum(steps**-0.5, steps * 4_000**-1.5)
+  schedule = optimizers.make_optimizer(records(config).optimizer, 100_000)[1]
+  values = [float(schedule(step - (step <= 4_000))) for step in steps]
+  np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
   ("schedule", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)]
 )
