@@ -110,6 +110,9 @@ KINDS: dict[str, TransformerConfig] = {
     **_ROTARY,
   ),
   "local_bert": encoder(attention_window=1, num_kv_heads=2),
+  "longformer": encoder(
+    attention="longformer", attention_window=2, global_tokens="first", most_global_tokens=3, **_BERT
+  ),
   "mosaic_bert": encoder(positions="alibi", mlp_activation="gated_gelu_exact"),
   "deberta": encoder(**(_BERT | _DISENTANGLED), absolute_positions="input", key_bias=False),
   "deberta_v2": encoder(

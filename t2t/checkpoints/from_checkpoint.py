@@ -57,6 +57,7 @@ def start(
       fresh=init.reinit,
       parts=init.rename,
       rows=init.resize,
+      repeated=init.tile,
       pieces=pieces,
       base_path=functools.partial(adapters_lib.base_path, adapters=new),
       model=config.model,
@@ -111,6 +112,7 @@ def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Vocab
       fresh=init_source.reinit,
       parts=init_source.rename,
       rows=init_source.resize,
+      repeated=init_source.tile,
       whole_model=False,
     )
   except UserError as error:

@@ -62,7 +62,7 @@ def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dic
   # These keys refer to parameters of the adapted model.
   config["train"]["freeze"], config["optimizer"]["param_groups"] = (), ()
   # A run with this config starts from the merged model, not from the base.
-  config["init"] |= {"checkpoint": "", "reinit": (), "rename": (), "resize": ()}
+  config["init"] |= {"checkpoint": "", "reinit": (), "rename": (), "resize": (), "tile": ()}
   if foreign.vocabulary:
     config["data"] |= tensor_writer.vocabulary_keys(foreign, out)
   return config

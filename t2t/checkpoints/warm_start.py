@@ -48,6 +48,7 @@ class Taken:
   pieces: mapping of the vocabulary's rows to rows of the checkpoint.
   by_piece: path in the model -> dimension of the parameters that the mapping applies to; they have all rows of the
     checkpoint.
+  tiled: path in the model -> first row of `shared` parameters that is repeated in the rows behind the common part.
   """
 
   params: Params
@@ -56,13 +57,14 @@ class Taken:
   names: Mapping[str, str]
   pieces: Pieces | None = None
   by_piece: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  tiled: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def fresh_in(self, params: Params) -> list[str]:
     """Returns the paths in `params` that are fresh, even if only in new rows."""
     taken = flatten(self.params)
     resized = self.by_piece if self.pieces is not None and self.pieces.changes else {}
     rows_are_new = lambda path, x: path in resized or (path in self.shared and self._rows_are_new(path, x.shape))
-    is_fresh = lambda path, x: path not in taken or rows_are_new(path, x)
+    is_fresh = lambda path, x: path not in taken or (path not in self.tiled and rows_are_new(path, x))
     return [path for path, x in flatten(params).items() if is_fresh(path, x)]
 
   def _rows_are_new(self, path: str, shape: Shape) -> bool:
@@ -81,6 +83,10 @@ class Taken:
       if path in self.by_piece:
         assert self.pieces is not None
         x = self.pieces.rows(x, merged[path], self.by_piece[path])
+      elif path in self.tiled:
+        (dimension, length), first = self.shared[path], self.tiled[path]
+        rows = jnp.arange(x.shape[dimension])
+        x = jnp.take(x, jnp.where(rows < length, rows, first + (rows - first) % (length - first)), axis=dimension)
       elif path in self.shared:
         dimension, length = self.shared[path]
         x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, dimension) < length, x, merged[path])
@@ -95,6 +101,7 @@ def warm_start(
   fresh: tuple[str, ...] = (),
   parts: tuple[str, ...] = (),
   rows: tuple[str, ...] = (),
+  repeated: tuple[str, ...] = (),
   pieces: Pieces | None = None,
   base_path: Callable[[str], str | None] = lambda path: path,
   model: TransformerConfig | None = None,
@@ -126,6 +133,8 @@ def warm_start(
       model counts.  Empty: (".",), and a parameter without a place in the model is an error.
     rows: patterns; a parameter with a matching path in the model may differ from the checkpoint's in the length of
       one dimension: ids of a vocabulary, positions, layers.  Row i is copied to row i: pieces must keep their ids.
+    repeated: patterns as `rows`; the rows behind those of the checkpoint repeat them, without position_offset rows of
+      a table of positions.
     pieces: mapping of the vocabulary's rows to rows of the checkpoint; None: row i is copied to row i.
     base_path: path of a parameter -> its path in the model without adapters; None: the adapter added it.
     elsewhere: patterns of paths that another checkpoint initializes; without `parts` they are left behind here.
@@ -156,7 +165,8 @@ def warm_start(
   stays = lambda path: not parts and matches(elsewhere, path)
   theirs = {path: shape for path, shape in there.items() if has_place(path) and not stays(path)}
   dimension = dimensions(ours, model) if pieces is not None else {}
-  rows = (*rows, *(f"^{re.escape(path)}$" for path in dimension))
+  _check_patterns("tile", repeated, ours)
+  rows = (*rows, *repeated, *(f"^{re.escape(path)}$" for path in dimension))
   where = f"config.init.checkpoint: {source.path}"
   transfer_plan = plan(where, theirs, ours, fresh=fresh, parts=parts, rows=rows, whole_model=whole_model)
   dimension = {path: axis for path, axis in dimension.items() if path in transfer_plan.taken}
@@ -175,7 +185,7 @@ def warm_start(
   )
   lines = [
     f"starting from the parameters of {source.path}",
-    *([] if plain else _report(transfer_plan, there, ours, poolers)),
+    *([] if plain else _report(transfer_plan, there, ours, poolers, repeated)),
   ]
   hosts.log_once("\n".join([*lines, *(_lines("rows by their pieces:", [f"{pieces}"]) if dimension else [])]))
   read_as = dict(wanted)
@@ -187,7 +197,10 @@ def warm_start(
   params = unflatten({places[path]: x for path, x in read.items()})
   names = {places[path]: name for path, name in transfer_plan.taken.items()}
   shared = {places[path]: shared for path, shared in transfer_plan.shared.items()}
-  return Taken(params, shared, source, names, pieces, {places[path]: axis for path, axis in dimension.items()})
+  by_piece = {places[path]: axis for path, axis in dimension.items()}
+  unused = lambda path: source.model.position_offset if path.endswith("/positions") else 0
+  tiled = {places[path]: unused(path) for path in transfer_plan.shared if matches(repeated, path)}
+  return Taken(params, shared, source, names, pieces, by_piece, tiled)
 
 
 def _head(path: str) -> str:
@@ -447,7 +460,11 @@ def _cover(paths: Collection[str], excluded: Collection[str]) -> list[str]:
 
 
 def _report(
-  transfer_plan: TransferPlan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape], poolers: Mapping[str, str]
+  transfer_plan: TransferPlan,
+  theirs: Mapping[str, Shape],
+  ours: Mapping[str, Shape],
+  poolers: Mapping[str, str],
+  repeated: tuple[str, ...] = (),
 ) -> list[str]:
   """Returns lines on taken, resized, fresh and left-behind parameters: each changed part, with its number of
   parameters.
@@ -471,7 +488,7 @@ def _report(
   for path, (dimension, length) in transfer_plan.shared.items():
     before, after = theirs[transfer_plan.taken[path]][dimension], ours[path][dimension]
     resized.append(f"{path} {before} to {after} ({amounts.compact_count(math.prod(ours[path]))})")
-    new_rows += math.prod(ours[path]) // after * (after - length)
+    new_rows += 0 if matches(repeated, path) else math.prod(ours[path]) // after * (after - length)
   number -= new_rows
   sizes = sum(map(math.prod, ours.values())) - number, sum(math.prod(theirs[name]) for name in left)
   begun = {

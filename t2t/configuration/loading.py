@@ -40,7 +40,15 @@ _STAGES = "stages"  # a list of mappings, not a section
 _LIST_OF_KEYS = "`t2t train --help all` lists all keys"
 
 # Keys that a user's complete config may lack, in addition to all of config.data.
-_LATER = ("init.reinit", "init.rename", "init.resize", "init.transfer_vocab", "init.others", "mesh.physical_layout")
+_LATER = (
+  "init.reinit",
+  "init.rename",
+  "init.resize",
+  "init.tile",
+  "init.transfer_vocab",
+  "init.others",
+  "mesh.physical_layout",
+)
 
 # Mappings whose entries have keys, and the record of one entry.
 _RECORDS = {"data.sources": SourceConfig, "init.others": InitSource}

@@ -556,6 +556,7 @@ class InitSource:
   rename: Texts = ()  # as config.init.rename, "encoder", ".=teacher"; only these paths are restored
   reinit: Texts = ()  # as config.init.reinit
   resize: Texts = ()  # as config.init.resize
+  tile: Texts = ()  # as config.init.tile
   frozen: bool = False  # not trained; checkpoints reference the source instead of storing parameters
 
   @property
@@ -587,6 +588,9 @@ class InitConfig:
     (), 'paths in the checkpoint, with OLD=NEW: "embed,encoder,encoder=decoder"; others are dropped; ".": all'
   )
   resize: Texts = key((), 'parameters whose number of rows may differ; the first rows are restored: "embed/table,head"')
+  tile: Texts = key(
+    (), 'parameters whose new rows repeat the old ones, for longer texts than the checkpoint\'s: "embed/positions"'
+  )
   transfer_vocab: bool = key(
     False, "match embedding rows by token string, not by id; a new row is the mean of its old tokens"
   )
@@ -620,7 +624,9 @@ class InitConfig:
     """Lists every checkpoint that initializes the run, by name in config.init.others; "": config.init.checkpoint."""
     if not self.parameters:
       return {}
-    first = {"": InitSource(self.checkpoint, self.rename, self.reinit, self.resize)} if self.checkpoint else {}
+    first = (
+      {"": InitSource(self.checkpoint, self.rename, self.reinit, self.resize, self.tile)} if self.checkpoint else {}
+    )
     return first | dict(self.others)
 
   @property

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
-from t2t.convert import bart, decoders, encoders, gemma, hf_heads, hf_mappings, modern_bert
+from t2t.convert import bart, decoders, encoders, gemma, hf_heads, hf_mappings, longformer, modern_bert
 from t2t.convert.hf_mappings import Family, Settings
 from t2t.models.config import TransformerConfig
 
@@ -17,7 +17,7 @@ FAMILIES: dict[str, Family] = {
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
     *(encoders.REMBERT,),
     *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
-    *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
+    *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, longformer.LONGFORMER),
   )
 }
 
@@ -58,6 +58,8 @@ HARMLESS = frozenset(
     "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
     "finetuning_task", hf_heads.KEY, hf_heads.NO_ANSWER, hf_heads.DROPOUT, "qa_dropout", "seq_classif_dropout",
     "sinusoidal_pos_embds", "tie_weights_", "cache_implementation",
+    # Longformer.
+    "attention_mode", "ignore_attention_mask", "onnx_export",
     # MPT: its positions are ALiBi regardless.
     "init_device", "learned_pos_emb", "norm_type", "verbose",
     # BART, and text generation.
@@ -172,6 +174,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "attention_block",
     "heads",
     "vocabulary_head",
+    "most_global_tokens",
   ):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads

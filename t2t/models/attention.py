@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.models import cpu_ops, layers
+from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask, DistanceBias
@@ -177,6 +178,25 @@ class Attention(nnx.Module):
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.position = None if cross else scheme.layer_parameters(rngs)
+
+  @classmethod
+  def with_features(cls, config: TransformerConfig, batch: Batch) -> Batch:
+    """Returns the model features with those that a self-attention of this kind derives from them."""
+    del config
+    return batch
+
+  @classmethod
+  def multiply_adds(cls, config: TransformerConfig) -> float:
+    """Returns multiplications with parameters per position, for `model_flops`."""
+    return 2 * config.embed_dim * config.head_dim * (config.num_heads + config.kv_heads)
+
+  @classmethod
+  def pairs(cls, config: TransformerConfig, num_layers: int, length: int) -> float:
+    """Returns the attended pairs of positions in the self-attention of all layers, ignoring causality."""
+    with_window = sum(bool(config.is_local(index)) for index in range(num_layers))
+    window = min(config.attention_window, length)
+    near = length * (2 * window + 1) - window * (window + 1)
+    return with_window * near + (num_layers - with_window) * length**2
 
   def _dense(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")

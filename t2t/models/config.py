@@ -35,6 +35,10 @@ ABSOLUTE_POSITIONS = ("input", "mask_decoder")
 BESIDE_FIRST: LazyTable[Any] = LazyTable({"convolution": "t2t.models.convolution:Convolution"})
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
+# config.model.attention -> a subclass of `attention.Attention`, for self-attention
+ATTENTIONS: LazyTable[Any] = LazyTable(
+  {"full": "t2t.models.attention:Attention", "longformer": "t2t.models.longformer:LongformerAttention"}
+)
 # config.model.decoder -> a `inference.decoders.Decoder`
 DECODERS: LazyTable[Any] = LazyTable(
   {
@@ -212,6 +216,9 @@ class TransformerConfig:
   max_length: int = 0  # number of learned positions: the longest sequence
   position_offset: int = 0  # learned positions: unused rows of the table before the first position (RoBERTa 2)
   # Attention
+  #: full (every position, or a window),
+  #: longformer (a window, and global tokens that attend to all)
+  attention: str = "full"
   num_kv_heads: int = 0  # grouped-query attention: number of key and value heads; 0: num_heads
   scale_attention: bool = False  # division of logits by sqrt(head_dim); T5's initializer includes the factor instead
   attention_scale_dim: int = 0  # dimension for scale_attention (Gemma 2); 0: head_dim
@@ -220,6 +227,11 @@ class TransformerConfig:
   attention_window: int = 0  # positions that a query attends to on each side; 0: all
   global_attention_every: int = 0  # with a window, every n-th layer attends to all positions; 0: no layer
   global_attention_first: int = 0  # index of the first such layer, below n: 0, n, 2n, ... (Gemma 2: 1, 3, 5, ...)
+  #: longformer, the tokens that attend to all and that all attend to: first (of each text), question (the tokens before
+  #: the context, token type 0) or none; "": question with span heads, first with other heads of whole texts, else none
+  global_tokens: str = ""
+  most_global_tokens: int = 64  # longformer: largest number of global tokens in a row; further ones stay local
+  attention_dilation: int = 1  # longformer: distance between neighbours in a window
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
   norm: str = "rms"  # rms or layer
@@ -377,6 +389,11 @@ class TransformerConfig:
     return BESIDE_FIRST[self.beside_first] if self.beside_first else None
 
   @property
+  def attention_class(self) -> Any:
+    """Returns this config's `attention.Attention` for self-attention from `ATTENTIONS`."""
+    return ATTENTIONS[self.attention]
+
+  @property
   def most_positions(self) -> int:
     """Returns the longest sequence that the model can read; 0: unlimited."""
     scheme = self.position_scheme
@@ -416,6 +433,7 @@ class TransformerConfig:
       ("architecture", ARCHITECTURES),
       ("positions", POSITIONS),
       ("feed_forward", FEED_FORWARD),
+      ("attention", ATTENTIONS),
       ("decoder", ("", *DECODERS)),
       ("disentangled_terms", DISENTANGLED_TERMS),
       ("absolute_positions", ("", *ABSOLUTE_POSITIONS)),

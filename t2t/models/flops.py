@@ -24,11 +24,12 @@ def model_flops(
   joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
   queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # with output projection, and values
   mlp = config.feed_forward_class.multiply_adds(config)
-  block = queries + keys + mlp
+  own = config.attention_class
+  block = own.multiply_adds(config) + mlp
   encoder = config.num_encoder_layers * block * encoder_length
-  encoder += 2 * joined * _pairs(config, config.num_encoder_layers, encoder_length)
+  encoder += 2 * joined * own.pairs(config, config.num_encoder_layers, encoder_length)
   decoder = config.num_decoder_layers * block * decoder_length
-  decoder += 2 * joined * _pairs(config, config.num_decoder_layers, decoder_length)
+  decoder += 2 * joined * own.pairs(config, config.num_decoder_layers, decoder_length)
   if encoder_length and decoder_length:
     cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
     decoder += config.num_decoder_layers * cross
@@ -42,11 +43,3 @@ def model_flops(
   logits = projected * predicted * (decoder_length or encoder_length)
   embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
   return 6.0 * (batch_size * (embedding + encoder + decoder + logits) + positions)
-
-
-def _pairs(config: TransformerConfig, num_layers: int, length: int) -> int:
-  """Returns the number of attended position pairs in the self-attention of all layers, ignoring causality."""
-  with_window = sum(bool(config.is_local(index)) for index in range(num_layers))
-  window = min(config.attention_window, length)
-  near = length * (2 * window + 1) - window * (window + 1)
-  return with_window * near + (num_layers - with_window) * length**2

@@ -26,6 +26,8 @@ class AttentionMask:
     fields apply to the other keys.
   positions: int [batch or 1, query], positions of the queries in their segments, counted after `front`; None: indices
     in the row.
+  global_tokens: int [batch, length], 1 at tokens that attend to all, and that all attend to, in an attention with such
+    tokens; the other fields describe all other tokens. None: no global tokens.
   causal: a query attends to no key to its right.
   window: a query attends to keys at a distance of at most `window`; 0: all.
   padded: the segments mark only padding at the ends of rows: 1, 1, 1, 0, 0. Queries at padding may then attend to
@@ -39,6 +41,7 @@ class AttentionMask:
   query_offset: jax.Array | int = 0
   ancestors: jax.Array | None = None
   positions: jax.Array | None = None
+  global_tokens: jax.Array | None = None
   front: int = dataclasses.field(default=0, metadata={"static": True})
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
   window: int = dataclasses.field(default=0, metadata={"static": True})

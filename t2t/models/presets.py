@@ -228,6 +228,11 @@ def unilm(size: str) -> dict[str, object]:
   return bert(size) | {"segment_types": 6, "vocab_size": 28_996}
 
 
+def longformer(size: str) -> dict[str, object]:
+  """Longformer (Beltagy et al. 2020): RoBERTa for 4,096 tokens, with a window of 512 and global tokens."""
+  return roberta(size) | dict(attention="longformer", attention_window=256, max_length=4_096)
+
+
 def bart(size: str) -> dict[str, object]:
   """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, tied logits without a transform."""
   changed = dict(architecture="encoder_decoder", segment_types=0, max_length=1024, logits_transform=False)

@@ -64,7 +64,7 @@ class Layer(nnx.Module):
     self.post_norm = config.post_norm
     if not only_cross:
       self.self_attention_norm = layers.Norm(config, config.embed_dim)
-      self.self_attention = attention.Attention(config, rngs)
+      self.self_attention = config.attention_class(config, rngs)
     if cross:
       self.cross_attention_norm = layers.Norm(config, config.embed_dim)
       self.cross_attention = attention.Attention(config, rngs, cross=True)

@@ -181,13 +181,18 @@ class _Transformer(nnx.Module):
     if not ids.size:
       return batch
     side, size = self.architecture.answers, ids.size
-    fronts = {"input_tokens": ids, "positions": jnp.arange(size), "token_types": 0, "segment_ids": 1, "ranks": 0}
+    fronts = {"input_tokens": ids, "positions": jnp.arange(size), "segment_ids": 1, "causal_attention": 1}
+    fronts |= dict.fromkeys(("token_types", "ranks", "global_tokens"), 0)
     prompted = dict(batch)
-    for name, front in (fronts | {"causal_attention": 1}).items():
+    for name, front in fronts.items():
       if (x := batch.get(f"{side}_{name}")) is not None:
         front = jnp.broadcast_to(front, (x.shape[0], size)).astype(x.dtype)
         prompted[f"{side}_{name}"] = jnp.concatenate([front, x + size if name == "positions" else x], axis=1)
     return prompted
+
+  def _reading_mask(self, batch: Batch) -> AttentionMask:
+    """Returns the mask of the encoder's self-attention."""
+    return reading_mask(self.config.attention_class.with_features(self.config, batch), "encoder")
 
   def _of_text(self, states: jax.Array) -> jax.Array:
     """Removes the prompt's states from [..., length, embed]."""
@@ -290,7 +295,7 @@ class EncoderDecoder(_Transformer):
     """Returns the encoder's output at all its positions, prompt included, and the other outputs of `Stack`."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
-    mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
+    mask, tasks = self._reading_mask(batch), batch.get("encoder_tasks")
     real = self._real(batch, "encoder", x.shape[1])
     return self.encoder(x, mask=mask, tasks=tasks, real=real, carried=self._carried(batch, "encoder"), **options)
 
@@ -576,7 +581,7 @@ class EncoderOnly(_Transformer):
   def _run(
     self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
-    mask, real = reading_mask(batch, "encoder"), self._real(batch, "encoder", x.shape[1])
+    mask, real = self._reading_mask(batch), self._real(batch, "encoder", x.shape[1])
     beside = dict(tasks=batch.get("encoder_tasks"), real=real, carried=self._carried(batch, "encoder"))
     return encoder(x, mask=mask, **beside, **options)
 

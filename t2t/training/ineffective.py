@@ -314,14 +314,14 @@ def _sections(config: Config) -> Iterator[str]:
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
       "init",
-      ("use_model_config", "reinit", "rename", "resize", "transfer_vocab"),
+      ("use_model_config", "reinit", "rename", "resize", "tile", "transfer_vocab"),
       bool(config.init.checkpoint),
       "config.init.checkpoint is empty: parameters are initialized at random",
     ),
   ]
   if config.init.checkpoint and not config.init.parameters:
     why = "config.init.parameters=False: parameters are initialized at random"
-    reads.append(("init", ("reinit", "rename", "resize", "transfer_vocab"), False, why))
+    reads.append(("init", ("reinit", "rename", "resize", "tile", "transfer_vocab"), False, why))
   for section, keys, is_read, why in reads:
     for key in keys if not is_read else ():
       value = getattr(getattr(config, section), key)

@@ -126,7 +126,7 @@ def test_sources_are_typed_by_name():
   assert (name, found.others[name].subtrees) == ("teacher", ("teacher", "embed"))
   assert found.frozen_patterns == ("^teacher(/|$)", "^embed(/|$)")
   with pytest.raises(
-    UserError, match=r"others\.NAME\.KEY=VALUE, .* checkpoint, rename, reinit, resize, frozen; nearest: "
+    UserError, match=r"others\.NAME\.KEY=VALUE, .* checkpoint, rename, reinit, resize, tile, frozen; nearest: "
   ):
     override(load_config("tiny_t5"), ["--config.init.others.teacher.chekpoint=runs/a"])
 

@@ -106,6 +106,34 @@ def with_changes(theirs: dict[str, np.ndarray], fresh: dict[str, np.ndarray]) ->
   return expected
 
 
+LONG = dict(
+  parts=(".", *(f"encoder/layers/self_attention/{x}=encoder/layers/self_attention/global_{x}" for x in
+    ("query", "key", "value", "query_bias", "key_bias", "value_bias"))),
+  repeated=("embed/positions",),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_roberta_begins_a_longformer(tmp_path, capsys):
+  """Its positions are repeated behind the unused rows, and global tokens begin with the projections of all tokens."""
+  short = toy.KINDS["roberta"]
+  theirs = foreign.random_params(short)
+  tensor_writer.save(foreign.in_memory(short, theirs), epath.Path(tmp_path / "roberta"))
+  model = dataclasses.replace(short, attention="longformer", attention_window=2, global_tokens="first", max_length=100)
+  params = toy.split(toy.model(model))[1]
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  initial = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), params)
+  taken = warm_start(pretrained.read_source(str(tmp_path / "roberta")), initial, **LONG)
+  begun = toy.flat(taken.over(params, taken.params))
+  table = theirs["embed/positions"]
+  np.testing.assert_array_equal(begun["embed/positions"], np.concatenate([table, table[2:], table[2:22]]))
+  own = "encoder/layers/self_attention"
+  for name in ("query", "key_bias", "value"):
+    np.testing.assert_array_equal(begun[f"{own}/global_{name}"], theirs[f"{own}/{name}"])
+  assert taken.fresh_in(params) == []
+  assert "resized: embed/positions 42 to 102" in capsys.readouterr().err
+
+
 def test_a_part_of_a_checkpoint(checkpoint, program, begun, capsys):
   """Fresh, renamed, duplicated, dropped and resized parameters: each value, in its shards."""
   source, theirs = checkpoint

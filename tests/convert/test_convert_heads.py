@@ -134,6 +134,7 @@ ENCODER, DECODER = SHAPE | dict(num_encoder_layers=3), SHAPE | dict(num_decoder_
 BODIES = {
   "Bert": presets.bert("base") | ENCODER,
   "Roberta": presets.roberta("base") | ENCODER,
+  "Longformer": presets.longformer("base") | ENCODER,
   "Albert": presets.albert("base") | ENCODER | dict(embedding_dim=7),
   "DistilBert": presets.bert("base") | ENCODER | dict(segment_types=0),
   "Electra": presets.electra("base") | ENCODER | dict(heads=()),

@@ -227,6 +227,13 @@ PUBLISHED = {
     | dict(layer_norm_eps=1e-5),
     presets.roberta("base"),
   ),
+  "allenai/longformer-base-4096": (
+    _BERT
+    | dict(model_type="longformer", vocab_size=50265, max_position_embeddings=4098, type_vocab_size=1, pad_token_id=1)
+    | dict(layer_norm_eps=1e-5, attention_window=[512] * 12, attention_mode="longformer", ignore_attention_mask=False)
+    | dict(sep_token_id=2, gradient_checkpointing=False),
+    presets.longformer("base"),
+  ),
   "facebook/bart-base": (
     dict(model_type="bart", vocab_size=50265, d_model=768, max_position_embeddings=1024, activation_function="gelu")
     | dict(encoder_layers=6, encoder_attention_heads=12, encoder_ffn_dim=3072, encoder_layerdrop=0.0, dropout=0.1)

@@ -44,6 +44,9 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("bart", "large", 406_291_456),
     ("roberta", "base", 124_697_433),
     ("roberta", "large", 355_412_057),
+    # RoBERTa with 3,584 more positions, and projections of global tokens.
+    ("longformer", "base", 124_697_433 + 3_584 * 768 + 12 * 3 * 769 * 768),
+    ("longformer", "large", 355_412_057 + 3_584 * 1_024 + 24 * 3 * 1_025 * 1_024),
     # BERT with the cased vocabulary and six segment types.
     ("unilm", "base", 109_514_298 - 1_526 * 769 + 4 * 768),
     ("xlm_r", "base", 278_295_186),

@@ -138,6 +138,8 @@ def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
   features = {"input_ids": as_torch(batch[f"{side(batch)}_input_tokens"]), "attention_mask": as_torch(real(batch))}
   if "encoder_token_types" in batch:
     features["token_type_ids"] = as_torch(batch["encoder_token_types"])
+  if "encoder_global_tokens" in batch:
+    features["global_attention_mask"] = as_torch(batch["encoder_global_tokens"])
   return features
 
 

@@ -35,6 +35,7 @@ GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_eve
 BODIES = {
   "bert": presets.bert("base") | ENCODER | dict(segment_types=3),
   "roberta": presets.roberta("base") | ENCODER,
+  "longformer": presets.longformer("base") | ENCODER | dict(attention_window=3),
   "distilbert": presets.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | ENCODER | dict(embedding_dim=11),
   "rembert": presets.rembert("base") | ENCODER | dict(embedding_dim=7, output_embedding_dim=27),
@@ -77,6 +78,10 @@ CASES = {
   "RobertaForMultipleChoice": Case("roberta", HeadConfig("copa", 1, "choice")),
   "RobertaForTokenClassification": Case("roberta", HeadConfig("tag", 4, "tag", dropout_rate=0.2)),
   "RobertaForQuestionAnswering": Case("roberta", HeadConfig("squad", 2, "span")),
+  "LongformerForSequenceClassification": Case("longformer", named("nli", 3, "class", **ROBERTA)),
+  "LongformerForMultipleChoice": Case("longformer", HeadConfig("copa", 1, "choice")),
+  "LongformerForTokenClassification": Case("longformer", HeadConfig("tag", 4, "tag", dropout_rate=0.2)),
+  "LongformerForQuestionAnswering": Case("longformer", HeadConfig("squad", 2, "span")),
   "AlbertForPreTraining": Case("albert", HeadConfig("sop", 2, labels=("in order", "swapped")), pretrains=True),
   "AlbertForSequenceClassification": Case("albert", HeadConfig("stsb", 1, "score", dropout_rate=0.15)),
   "AlbertForMultipleChoice": Case("albert", HeadConfig("choice", 1, "choice")),
@@ -169,8 +174,10 @@ def a_batch(body: str) -> transformer.Batch:
   if BODIES[body]["architecture"] == "decoder_only":
     return toy.batch(LENGTHS, (1,) * 4, padded_to=(17, 2), architecture="decoder_only")
   made = toy.batch(LENGTHS, (1,) * 4, padded_to=(19, 1), architecture="encoder_only")
-  if body == "roberta":
-    return parity.with_roberta_ids(made, 1)
+  if body in ("roberta", "longformer"):
+    made = parity.with_roberta_ids(made, 1)
+  if body == "longformer":
+    made |= {"encoder_global_tokens": jnp.asarray(np.isin(np.arange(19), (0, 2))[None] * np.ones((4, 1), np.int32))}
   if body in ("modern_bert", "distilbert"):
     del made["encoder_token_types"]
   return made

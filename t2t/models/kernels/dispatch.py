@@ -328,6 +328,8 @@ def attention_kernels(
   def choose_for_stacks(queries: str, keys: str, mask: AttentionMask, window: int = 0) -> Choice:
     front = (prefix or {}).get(keys, 0) if queries == keys else 0
     mask = dataclasses.replace(mask, window=window, front=front)
+    if queries == keys and config.attention != "full":
+      return Choice("plain", f"config.model.attention={config.attention}")
     biased, rows = config.biased and queries == keys, tokens[queries].shape[0]
     return choose_for_config(config, rows, length(queries), length(keys), mask, biased=biased)
 
