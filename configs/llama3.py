@@ -1,8 +1,10 @@
-"""Llama 3 (Llama team 2024): Llama 2 with grouped queries, a vocabulary of 128,256 and 8,192 tokens per sequence.
+"""Llama 3, 3.1 and 3.2 (Llama team 2024): Llama 2 with grouped queries and a vocabulary of 128,256.
 
   t2t train --config llama3_8b --workdir gs://BUCKET/llama3_8b --config.data.vocabulary=gs://BUCKET/tokenizer.json
 
-8.03 B parameters.
+Sizes: 8b 8.03 B, 70b 70.6 B parameters. Sizes of Llama 3.1 are 1_8b, 1_70b and 1_405b (405.9 B), of Llama 3.2 2_1b
+(1.24 B) and 2_3b (3.21 B): their rotary positions are scaled to 131,072 tokens. 8,192 tokens per sequence, which is the
+length of most of the pre-training of every version.
 """
 
 from ml_collections import ConfigDict

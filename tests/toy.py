@@ -78,6 +78,11 @@ KINDS: dict[str, TransformerConfig] = {
   ),
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
+  "qwen2": decoder(
+    **dict(qkv_biases=True, mlp_activation="gated_silu", rotary_scaling="yarn", rotary_scaling_factor=4.0),
+    **dict(rotary_scaling_original_length=8, rotary_scaling_beta_fast=2.0, rotary_scaling_beta_slow=0.1),
+    **(_ROTARY | dict(rotary_base=50.0)),
+  ),
   "local_llama": decoder(attention_window=2, qk_norm=True, **_ROTARY),
   "gemma": decoder(
     norm_offset=True,

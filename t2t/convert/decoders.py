@@ -1,7 +1,8 @@
-"""GPT-2, MPT, Llama, Mistral and Qwen 3 of Hugging Face; hf_mappings.py explains the tables."""
+"""GPT-2, MPT, Llama, Mistral, Qwen 2 and Qwen 3 of Hugging Face; hf_mappings.py explains the tables."""
 
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 from t2t.convert import encoders, hf_mappings
@@ -199,35 +200,111 @@ LLAMA_NAMES = {
   "model.norm.weight": "decoder/norm/scale",
   "lm_head.weight": "head/projection",
 }
+QWEN2_NAMES = LLAMA_NAMES | {
+  "model.layers.{}.self_attn.q_proj.bias": "decoder/layers/self_attention/query_bias",
+  "model.layers.{}.self_attn.k_proj.bias": "decoder/layers/self_attention/key_bias",
+  "model.layers.{}.self_attn.v_proj.bias": "decoder/layers/self_attention/value_bias",
+}
 QWEN3_NAMES = LLAMA_NAMES | {
   "model.layers.{}.self_attn.q_norm.weight": "decoder/layers/self_attention/query_norm/scale",
   "model.layers.{}.self_attn.k_norm.weight": "decoder/layers/self_attention/key_norm/scale",
 }
 
 
-def rotary_base(settings: hf_mappings.Settings) -> float:
-  """Returns the rotary base of a model with one base for all layers.
+_ROPE, _OLD_ROPE, _ORIGINAL = "rope_parameters", "rope_scaling", "original_max_position_embeddings"
+ROPE_KEYS = ("rope_theta", _ROPE, _OLD_ROPE, "partial_rotary_factor", _ORIGINAL)  # keys that `read_rotary` uses
+# rope_type -> key -> field of `TransformerConfig`
+_SCALINGS: dict[str, dict[str, str]] = {
+  "default": {},
+  "linear": {"factor": "rotary_scaling_factor"},
+  "llama3": {
+    "factor": "rotary_scaling_factor",
+    "low_freq_factor": "rotary_scaling_low_turns",
+    "high_freq_factor": "rotary_scaling_high_turns",
+    _ORIGINAL: "rotary_scaling_original_length",
+  },
+  "yarn": {
+    "factor": "rotary_scaling_factor",
+    "beta_fast": "rotary_scaling_beta_fast",
+    "beta_slow": "rotary_scaling_beta_slow",
+    "attention_factor": "rotary_scaling_attention_factor",
+    "truncate": "rotary_scaling_truncate",
+    _ORIGINAL: "rotary_scaling_original_length",
+  },
+}
+_REQUIRED = ("factor", "low_freq_factor", "high_freq_factor")  # without a default in transformers
+# Keys that do not scale: of other purposes, or read besides.
+_BESIDE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "mscale", "mscale_all_dim", "finetuned")
+
+
+def read_rotary(settings: hf_mappings.Settings) -> dict[str, Any]:
+  """Returns the fields of rotary positions that are the same in all layers.
 
   Raises:
-    hf_mappings.Unknown: positions are rescaled or partial, or two bases differ.
+    hf_mappings.Unknown: the scaling is unknown or incomplete, positions are partial, or two keys differ.
   """
-  # transformers 5 has the base in "rope_parameters"; earlier versions have it at the top level, beside "rope_scaling".
-  for key in ("rope_parameters", "rope_scaling"):
-    value = settings.get(key) or {}
-    kind = value.get("rope_type", value.get("type", "default"))
-    if kind != "default" or value.get("partial_rotary_factor", 1.0) != 1.0:
-      raise hf_mappings.Unknown(
-        f"{key}={value}: t2t does not support rescaled (as in Llama 3.1) or partial rotary positions"
-      )
-  if settings.get("partial_rotary_factor") not in (None, 1.0):
+  # transformers 5 has everything in "rope_parameters"; earlier versions have the base at the top level, and the other
+  # keys in "rope_scaling".
+  dicts = {key: settings.get(key) or {} for key in (_OLD_ROPE, _ROPE)}
+  partial = [x.get("partial_rotary_factor") for x in (settings, *dicts.values())]
+  if set(partial) - {None, 1.0}:
+    shown = next(x for x in partial if x not in (None, 1.0))
+    raise hf_mappings.Unknown(f"partial_rotary_factor={shown}: t2t does not support partial rotary positions")
+  inside = {f"{key}.rope_theta": value.get("rope_theta") for key, value in dicts.items()}
+  fields: dict[str, Any] = {"rotary_base": one_base(inside | {"rope_theta": settings.get("rope_theta")}, 10_000.0)}
+  scalings = [found for key, value in dicts.items() if (found := _read_scaling(key, value, settings))]
+  if len(scalings) == 2 and scalings[0] != scalings[1]:
     raise hf_mappings.Unknown(
-      f"partial_rotary_factor={settings['partial_rotary_factor']}: t2t does not support partial rotary positions"
+      f"{_OLD_ROPE} and {_ROPE}: the values differ, and transformers 4 and 5 read different keys. Remove the wrong key."
     )
-  inside = {f"{key}.rope_theta": (settings.get(key) or {}).get("rope_theta") for key in ("rope_scaling", _ROPE)}
-  return one_base(inside | {"rope_theta": settings.get("rope_theta")}, 10_000.0)
+  return fields | (scalings[0] if scalings else {})
 
 
-_ROPE = "rope_parameters"
+def _read_scaling(key: str, value: Mapping[str, Any], settings: hf_mappings.Settings) -> dict[str, Any]:
+  """Returns the fields of the scaling in `settings[key]`; {} without a scaling."""
+  kind = value.get("rope_type", value.get("type", "default"))
+  if kind not in _SCALINGS:
+    raise hf_mappings.Unknown(f"{key}.rope_type={kind!r}: t2t supports only {', '.join(_SCALINGS)}")
+  if kind == "default":
+    return {}
+  unknown = sorted(set(value) - set(_SCALINGS[kind]) - set(_BESIDE))
+  if unknown:
+    raise hf_mappings.Unknown(f"{key}.{unknown[0]}={value[unknown[0]]!r}: t2t does not support this key of {kind}")
+  if _ORIGINAL in _SCALINGS[kind]:
+    # The key at the top level takes precedence in transformers.
+    lengths = (settings.get(_ORIGINAL), value.get(_ORIGINAL), settings.get("max_position_embeddings"))
+    value = dict(value) | {_ORIGINAL: next((length for length in lengths if length is not None), None)}
+  fields: dict[str, Any] = {"rotary_scaling": kind}
+  for theirs, ours in _SCALINGS[kind].items():
+    number = value.get(theirs)
+    if number is None and theirs in (*_REQUIRED, _ORIGINAL):
+      raise hf_mappings.Unknown(f"{key}={dict(value)}: rope_type={kind!r} needs {theirs}")
+    if number is not None:
+      if theirs != "truncate" and (isinstance(number, bool) or not isinstance(number, (int, float))):
+        raise hf_mappings.Unknown(f"{key}.{theirs}={str(number)[:40]!r} is not a number")
+      fields[ours] = number if theirs in (_ORIGINAL, "truncate") else float(number)
+  if kind == "yarn" and not fields.get("rotary_scaling_attention_factor"):
+    logits = [value.get(name) for name in ("mscale", "mscale_all_dim")]
+    if all(logits):
+      scales = [0.1 * scale * math.log(fields["rotary_scaling_factor"]) + 1.0 for scale in logits]
+      fields["rotary_scaling_attention_factor"] = scales[0] / scales[1]
+  return fields
+
+
+def write_rotary(fields: hf_mappings.Settings) -> dict[str, Any]:
+  """Returns the keys that `read_rotary` reads, in the form that transformers 4 and 5 read."""
+  base, kind = {"rope_theta": fields["rotary_base"]}, fields["rotary_scaling"]
+  if not kind:
+    return base
+  values = {theirs: fields[ours] for theirs, ours in _SCALINGS[kind].items()}
+  if not values.get("attention_factor"):
+    values.pop("attention_factor", None)
+  if values.get("truncate"):
+    del values["truncate"]  # the default, which earlier versions do not know
+  original = values.get(_ORIGINAL)
+  if original and not fields["max_length"]:
+    base["max_position_embeddings"] = round(original * values["factor"])
+  return base | {_OLD_ROPE: {"rope_type": kind} | values}
 
 
 def one_base(bases: Mapping[str, Any], default: float) -> float:
@@ -256,8 +333,8 @@ def _read_llama(settings: hf_mappings.Settings) -> dict[str, Any]:
     "num_kv_heads": num_kv_heads if num_kv_heads != num_heads else 0,
     "head_dim": settings.get("head_dim") or settings.get("hidden_size", 4096) // num_heads,
     "mlp_activation": hf_mappings.look_up(hf_mappings.GATED, "hidden_act", settings.get("hidden_act", "silu")),
-    "rotary_base": rotary_base(settings),
     "tied_logits": settings.get("tie_word_embeddings", False),
+    **read_rotary(settings),
   }
 
 
@@ -271,9 +348,9 @@ def _write_llama(fields: hf_mappings.Settings) -> dict[str, Any]:
     "num_key_value_heads": fields["num_kv_heads"] or fields["num_heads"],
     "head_dim": fields["head_dim"],
     "hidden_act": hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"]),
-    "rope_theta": fields["rotary_base"],
     "tie_word_embeddings": fields["tied_logits"],
     "attention_dropout": fields["dropout_rate"],
+    **write_rotary(fields),
   }
 
 
@@ -308,8 +385,8 @@ LLAMA = hf_mappings.Family(
   },
   names=LLAMA_NAMES,
   reads=(
-    *("num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_parameters", "rope_scaling"),
-    *("partial_rotary_factor", "tie_word_embeddings", "attention_dropout"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "tie_word_embeddings", "attention_dropout"),
+    *ROPE_KEYS,
   ),
   prefix="model.",
   copies={"lm_head.weight": "model.embed_tokens.weight"},
@@ -346,6 +423,27 @@ MISTRAL = dataclasses.replace(
   reads=(*LLAMA.reads, "sliding_window"),
   read=_read_mistral,
   write=_write_mistral,
+)
+
+QWEN2 = dataclasses.replace(
+  LLAMA,
+  model_type="qwen2",
+  model_class="Qwen2ForCausalLM",
+  tasks={
+    "Qwen2ForSequenceClassification": SCORE,
+    "Qwen2ForTokenClassification": TAG,
+    "Qwen2ForQuestionAnswering": _NAMED_SPAN,
+  },
+  keys={
+    **LLAMA.keys,
+    "vocab_size": ("vocab_size", 151_936),
+    "intermediate_size": ("mlp_dim", 22_016),
+    "max_position_embeddings": ("max_length", 32_768),
+  },
+  must={"use_sliding_window": (False,)},
+  fields=LLAMA.fields | {"qkv_biases": True},
+  names=QWEN2_NAMES,
+  read=lambda settings: _read_llama({"num_key_value_heads": 32} | dict(settings)),
 )
 
 QWEN3 = dataclasses.replace(

@@ -38,7 +38,7 @@ def _read_gemma(settings: hf_mappings.Settings) -> dict[str, Any]:
       "differ, and transformers reads only hidden_act. Remove the key with the wrong value."
     )
   activation = next(iter(activations), "gated_gelu")
-  return _read_shape(settings, activation) | {"rotary_base": decoders.rotary_base(settings)}
+  return _read_shape(settings, activation) | decoders.read_rotary(settings)
 
 
 def _gemma_notes(settings: hf_mappings.Settings) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def _gemma_notes(settings: hf_mappings.Settings) -> tuple[str, ...]:
 
 def _write_gemma(fields: hf_mappings.Settings) -> dict[str, Any]:
   activation = hf_mappings.name_of(_ACTIVATIONS, "mlp_activation", fields["mlp_activation"])
-  return _write_shape(fields) | {"hidden_act": activation, "rope_theta": fields["rotary_base"]}
+  return _write_shape(fields) | {"hidden_act": activation} | decoders.write_rotary(fields)
 
 
 GEMMA = dataclasses.replace(
@@ -153,7 +153,7 @@ def _activation(settings: hf_mappings.Settings) -> str:
 def _read_gemma2(settings: hf_mappings.Settings) -> dict[str, Any]:
   settings = _GEMMA2_DEFAULTS | dict(settings)
   fields = _read_windows(settings, 2) | _read_scales(settings, (50.0, 30.0))
-  return _read_shape(settings, _activation(settings)) | fields | {"rotary_base": decoders.rotary_base(settings)}
+  return _read_shape(settings, _activation(settings)) | fields | decoders.read_rotary(settings)
 
 
 def _write_common(fields: hf_mappings.Settings) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _write_common(fields: hf_mappings.Settings) -> dict[str, Any]:
       f"config.model.num_heads={fields['num_heads']}"
     )
   activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
-  shape = _write_shape(fields) | {"hidden_activation": activation, "rope_theta": fields["rotary_base"]}
+  shape = _write_shape(fields) | {"hidden_activation": activation} | decoders.write_rotary(fields)
   return shape | _write_windows(fields) | _write_scales(fields)
 
 

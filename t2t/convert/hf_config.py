@@ -15,14 +15,26 @@ FAMILIES: dict[str, Family] = {
   for family in (
     *(hf_mappings.T5, hf_mappings.MT5, bart.BART, bart.MARIAN),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
-    *(encoders.REMBERT,),
-    *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
-    *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, longformer.LONGFORMER),
+    *(
+      encoders.REMBERT,
+      modern_bert.MODERN_BERT,
+      decoders.GPT2,
+      decoders.MPT,
+      decoders.LLAMA,
+      decoders.MISTRAL,
+      decoders.QWEN3,
+      gemma.GEMMA,
+      gemma.GEMMA2,
+      gemma.GEMMA3,
+      longformer.LONGFORMER,
+      decoders.QWEN2,
+    ),
   )
 }
 
-_OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "rotary_base", "local_rotary_base")
-_OF_POSITIONS += ("max_length", "position_offset")
+_TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConfig)}
+_OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "max_length", "position_offset")
+_OF_POSITIONS += ("local_rotary_base", *(name for name in _TYPES if name.startswith("rotary_")))
 _LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _SHOWN = 4  # differences in a message
 
@@ -115,9 +127,6 @@ def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
   return fields | {"dtype": "bfloat16" if dtype == "bfloat16" else "float32"}
 
 
-_TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConfig)}
-
-
 def _check_number(key: str, value: Any, ours: str) -> None:
   """Checks type and size of a value before it is used; the model checks its own limits."""
   if value is None or _TYPES[ours] not in (int, float):
@@ -184,7 +193,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   if model.positions != "learned":
     fields["max_length"] = fields["position_offset"] = 0
   if model.positions != "rotary":
-    fields["rotary_base"] = 0.0
+    fields |= {name: None for name in fields if name.startswith("rotary_")}
   # Two fields describe the global layers in several equivalent ways.
   every, first = model.global_attention_every, model.global_attention_first
   layers = range(model.num_encoder_layers + model.num_decoder_layers)

@@ -171,9 +171,9 @@ class Attention(nnx.Module):
       self.query[...] = config.attention_init_bias / self_logit * keys.reshape(embed, joined)
     self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
     self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.residual_scale(config, joined))
-    self.query_bias = layers.bias(config, joined, "heads")
-    self.key_bias = layers.bias(config, kv_joined, "heads") if config.key_bias else None
-    self.value_bias = layers.bias(config, kv_joined, "heads")
+    self.query_bias = layers.qkv_bias(config, joined)
+    self.key_bias = layers.qkv_bias(config, kv_joined) if config.key_bias else None
+    self.value_bias = layers.qkv_bias(config, kv_joined)
     self.out_bias = layers.bias(config, embed, "embed")
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None

@@ -33,6 +33,14 @@ DISENTANGLED_TERMS = ("both", "content_to_position", "position_to_content")
 ABSOLUTE_POSITIONS = ("input", "mask_decoder")
 # config.model.beside_first -> a module beside the first layer of an encoder, see `stack.BesideFirst`
 BESIDE_FIRST: LazyTable[Any] = LazyTable({"convolution": "t2t.models.convolution:Convolution"})
+# config.model.rotary_scaling -> a `rotary_scaling.RotaryScaling`
+ROTARY_SCALINGS: LazyTable[Any] = LazyTable(
+  {
+    "linear": "t2t.models.rotary_scaling:RotaryScaling",
+    "llama3": "t2t.models.rotary_scaling:Llama3",
+    "yarn": "t2t.models.rotary_scaling:Yarn",
+  }
+)
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.attention -> a subclass of `attention.Attention`, for self-attention
@@ -70,6 +78,7 @@ _MAY_BE_ZERO = (
   "output_embedding_dim",
   "max_length",
   "position_offset",
+  "rotary_scaling_original_length",
   "attention_window",
   "attention_block",
   "attention_scale_dim",
@@ -213,6 +222,17 @@ class TransformerConfig:
   absolute_positions: str = ""
   rotary_base: float = 10_000.0  # base of the rotary frequencies; larger for longer texts
   local_rotary_base: float = 0.0  # rotary base of the layers with a window; 0: rotary_base
+  #: scaling of rotary positions for longer sequences, except with local_rotary_base: linear (interpolation),
+  #: llama3 (Llama 3.1), yarn (YaRN); "": none
+  rotary_scaling: str = ""
+  rotary_scaling_factor: float = 1.0  # ratio of the longest sequence to the longest one before scaling
+  rotary_scaling_original_length: int = 0  # llama3, yarn: longest sequence before scaling
+  rotary_scaling_low_turns: float = 1.0  # llama3: turns in the original length below which a frequency is divided
+  rotary_scaling_high_turns: float = 4.0  # llama3: turns in the original length above which a frequency stays
+  rotary_scaling_beta_fast: float = 32.0  # yarn: turns in the original length at which the ramp begins
+  rotary_scaling_beta_slow: float = 1.0  # yarn: turns in the original length at which the ramp ends
+  rotary_scaling_attention_factor: float = 0.0  # yarn: factor of queries and keys; 0: 0.1 log(factor) + 1
+  rotary_scaling_truncate: bool = True  # yarn: rounding of both ends of the ramp to feature pairs
   max_length: int = 0  # number of learned positions: the longest sequence
   position_offset: int = 0  # learned positions: unused rows of the table before the first position (RoBERTa 2)
   # Attention
@@ -243,6 +263,7 @@ class TransformerConfig:
   key_bias: bool = True  # with biases: a bias of the keys (DeBERTa v1 has none)
   beside_first: str = ""  # branch beside an encoder's first layer: convolution (DeBERTa v2); "": none
   beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
+  qkv_biases: bool = False  # biases in the projections of queries, keys and values, without other biases (Qwen 2)
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
   share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
@@ -432,6 +453,7 @@ class TransformerConfig:
     for field, known in (
       ("architecture", ARCHITECTURES),
       ("positions", POSITIONS),
+      ("rotary_scaling", ("", *ROTARY_SCALINGS)),
       ("feed_forward", FEED_FORWARD),
       ("attention", ATTENTIONS),
       ("decoder", ("", *DECODERS)),

@@ -67,6 +67,11 @@ def bias(config: TransformerConfig, size: int, axis: str) -> nnx.Param | None:
   return nnx.Param(jnp.zeros(size, jnp.float32), axes=(axis,)) if config.biases else None
 
 
+def qkv_bias(config: TransformerConfig, size: int) -> nnx.Param | None:
+  """Returns a zero-initialized bias of queries, keys or values, or None if the model has none."""
+  return nnx.Param(jnp.zeros(size, jnp.float32), axes=("heads",)) if config.biases or config.qkv_biases else None
+
+
 def fan_in_scale(config: TransformerConfig, fan_in: int) -> float:
   """Returns the standard deviation of initial weights of a layer with `fan_in` inputs."""
   return config.init_scale or fan_in**-0.5

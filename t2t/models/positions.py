@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.models import layers
-from t2t.models.config import TransformerConfig
+from t2t.models.config import ROTARY_SCALINGS, TransformerConfig
 from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask, DistanceBias
 
@@ -119,9 +119,13 @@ def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_leng
   return sharding.shard(row_bias, None, "heads", "length", None)
 
 
-def angles_at(positions: jax.Array, head_dim: int, base: float) -> tuple[jax.Array, jax.Array]:
-  """Returns `rotary_angles` of arbitrary positions, int [...]: cosine and sine, float32 [..., head_dim / 2] each."""
-  frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+def rotary_frequencies(head_dim: int, base: float) -> np.ndarray:
+  """Returns the angle per position of each feature pair, float32 [head_dim / 2]."""
+  return base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+
+
+def angles_at(positions: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
+  """Returns the angles of arbitrary positions, int [...]: cosine and sine, float32 [..., head_dim / 2] each."""
   angles = positions[..., None] * frequencies
   return jnp.cos(angles), jnp.sin(angles)
 
@@ -143,7 +147,7 @@ def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | i
 
   Source: Su et al. 2021 (RoFormer), with the pairs as in GPT-NeoX and Llama.
   """
-  return angles_at(jnp.arange(length) + offset, head_dim, base)
+  return angles_at(jnp.arange(length) + offset, rotary_frequencies(head_dim, base))
 
 
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -370,15 +374,31 @@ class Alibi(ByDistance):
 
 
 class Rotary(Scheme):
-  """Rotation of queries and keys by their positions (Su et al. 2021)."""
+  """Rotation of queries and keys by their positions (Su et al. 2021); its frequencies may be scaled.
+
+  Raises:
+    UserError: a field of the scaling has no effect, or is invalid.
+  """
+
+  def __init__(self, config: TransformerConfig):
+    super().__init__(config)
+    scaling = ROTARY_SCALINGS[config.rotary_scaling] if config.rotary_scaling else None
+    for field in dataclasses.fields(config):
+      unread = field.name.startswith("rotary_scaling_") and field.name not in (scaling.reads if scaling else ())
+      if unread and (value := getattr(config, field.name)) != field.default:
+        raise UserError(
+          f"config.model.{field.name}={value} has no effect with config.model.rotary_scaling={config.rotary_scaling!r}."
+          f" Set config.model.rotary_scaling to a scaling that reads it, or config.model.{field.name}={field.default}."
+        )
+    self.scaling = scaling(config) if scaling else None
 
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
     """Returns rotation angles; layers with a window use local_rotary_base, if set."""
     del shared
-    config, local = self.config, None
-    everywhere = self._angles(call, config.rotary_base)
+    config, local, places = self.config, None, self._places(call)
+    everywhere = self.angles(places)
     if config.local_rotary_base and config.attention_window:
-      local = self._angles(call, config.local_rotary_base)
+      local = angles_at(places, rotary_frequencies(config.head_dim, config.local_rotary_base))
 
     def of_layer(index: jax.Array) -> Positions:
       is_local, angles = config.is_local(index), everywhere
@@ -388,12 +408,20 @@ class Rotary(Scheme):
 
     return of_layer
 
-  def _angles(self, call: Call, base: float) -> tuple[jax.Array, jax.Array]:
-    """Returns the angles of queries and a row's own keys; prefix keys are not rotated, so their distance matters."""
-    head_dim, mask = self.config.head_dim, call.mask
+  def angles(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the scaled angles of positions, int [...]: cosine and sine, float32 [..., head_dim / 2] each."""
+    frequencies = rotary_frequencies(self.config.head_dim, self.config.rotary_base)
+    if self.scaling is None:
+      return angles_at(positions, frequencies)
+    cos, sin = angles_at(positions, self.scaling.frequencies(frequencies))
+    return cos * self.scaling.attention_factor, sin * self.scaling.attention_factor
+
+  def _places(self, call: Call) -> jax.Array:
+    """Returns the positions of queries and a row's own keys; prefix keys are not rotated, so their distance matters."""
+    mask = call.mask
     if not call.front or mask.positions is None:
-      return rotary_angles(call.query_positions, head_dim, base, mask.query_offset + call.front)
-    return angles_at((call.front + mask.positions)[:, None], head_dim, base)
+      return jnp.arange(call.query_positions) + mask.query_offset + call.front
+    return (call.front + mask.positions)[:, None]
 
 
 class Learned(Scheme):

@@ -79,8 +79,20 @@ _LLAMA2 = {
   "7b": (4096, 32, 32, 128, 11008, 32),
   "13b": (5120, 40, 40, 128, 13824, 40),
 }
-# Llama team 2024, table 3.
-_LLAMA3 = {"8b": (4096, 32, 8, 128, 14336, 32)}
+# Llama team 2024, table 3; 3.1 ("1_8b") and 3.2 ("2_1b") as released.
+_LLAMA3 = {"8b": (4096, 32, 8, 128, 14336, 32), "70b": (8192, 64, 8, 128, 28672, 80)}
+_LLAMA3 |= {"1_8b": _LLAMA3["8b"], "1_70b": _LLAMA3["70b"], "1_405b": (16384, 128, 8, 128, 53248, 126)}
+_LLAMA3 |= {"2_1b": (2048, 32, 8, 64, 8192, 16), "2_3b": (3072, 24, 8, 128, 8192, 28)}
+# Yang et al. 2024, table 1 (Qwen 2), and Qwen team 2025, section 2 (3b, 14b and 32b of Qwen 2.5), as released.
+_QWEN2 = {
+  "0_5b": (896, 14, 2, 64, 4864, 24),
+  "1_5b": (1536, 12, 2, 128, 8960, 28),
+  "3b": (2048, 16, 2, 128, 11008, 36),
+  "7b": (3584, 28, 4, 128, 18944, 28),
+  "14b": (5120, 40, 8, 128, 13824, 48),
+  "32b": (5120, 40, 8, 128, 27648, 64),
+  "72b": (8192, 64, 8, 128, 29568, 80),
+}
 # MosaicML 2023, as released; heads fill the width.
 _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
@@ -105,6 +117,7 @@ TURING_NLG_SIZES = tuple(_TURING_NLG)
 MPT_SIZES = tuple(_MPT)
 LLAMA2_SIZES = tuple(_LLAMA2)
 LLAMA3_SIZES = tuple(_LLAMA3)
+QWEN2_SIZES = tuple(_QWEN2)
 UL2_SIZES = tuple(_UL2)
 
 
@@ -456,5 +469,23 @@ def llama2(size: str) -> dict[str, object]:
 
 
 def llama3(size: str) -> dict[str, object]:
-  """Llama 3 (Llama team 2024): grouped queries and a vocabulary of 128,256."""
-  return _llama(_row(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0)
+  """Llama 3 (Llama team 2024): grouped queries and a vocabulary of 128,256.
+
+  Sizes of Llama 3.1 begin with "1_" and of Llama 3.2 with "2_": their rotary positions are scaled to 131,072 tokens.
+  Llama 3.2 ties the logits.
+  """
+  version = size[0] if size[1:2] == "_" else ""
+  scaled: dict[str, Any] = dict(
+    rotary_scaling="llama3",
+    rotary_scaling_factor=32.0 if version == "2" else 8.0,
+    rotary_scaling_original_length=8_192,
+    tied_logits=version == "2",
+  )
+  return _llama(_row(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0, **(scaled if version else {}))
+
+
+def qwen2(size: str) -> dict[str, object]:
+  """Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases of queries, keys and values; small sizes tie the logits."""
+  fields = _llama(_row(_QWEN2, size), vocab_size=152_064, rotary_base=1_000_000.0, qkv_biases=True)
+  small = size in ("0_5b", "1_5b", "3b")
+  return fields | dict(norm_epsilon=1e-6, tied_logits=small) | (dict(vocab_size=151_936) if small else {})

@@ -280,7 +280,12 @@ def _sections(config: Config) -> Iterator[str]:
   positions, generates = config.model.positions, config.model.is_generative
   relative = ("relative_position_buckets", "relative_position_max_distance")
   reads: list[tuple[str, tuple[str, ...], object, str]] = [
-    ("model", ("rotary_base", "local_rotary_base"), positions == "rotary", f"config.model.positions={positions}"),
+    (
+      "model",
+      ("rotary_base", "local_rotary_base", "rotary_scaling"),
+      positions == "rotary",
+      f"config.model.positions={positions}",
+    ),
     ("model", ("max_length", "position_offset"), positions == "learned", f"config.model.positions={positions}"),
     ("model", relative, positions == "relative", f"config.model.positions={positions}"),
     (

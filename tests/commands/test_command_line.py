@@ -44,7 +44,8 @@ FAMILIES = {
   "turing_nlg": ("17b",),
   "mpt": ("7b", "30b"),
   "llama2": ("1b", "7b", "13b"),
-  "llama3": ("8b",),
+  "llama3": ("8b", "70b", "1_8b", "1_70b", "1_405b", "2_1b", "2_3b"),
+  "qwen2": ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b"),
   "finetune": (
     "superglue",
     "glue",

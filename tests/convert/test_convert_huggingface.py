@@ -7,6 +7,7 @@ installed.
 import dataclasses
 import errno
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,9 @@ _LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, initiali
 _LLAMA |= dict(pretraining_tp=1, tie_word_embeddings=False, use_cache=True, torch_dtype="bfloat16")
 _BERT = dict(hidden_act="gelu", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, initializer_range=0.02)
 _BERT |= dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+_LLAMA3_ROPE = dict(
+  high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=8192, rope_type="llama3"
+)
 PUBLISHED = {
   "t5-small": (
     _T5 | dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, n_positions=512),
@@ -282,6 +286,27 @@ PUBLISHED = {
     | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
     | dict(num_key_value_heads=8, max_position_embeddings=8192, rope_theta=500000.0),
     presets.llama3("8b"),
+  ),
+  "meta-llama/Llama-3.1-8B": (
+    _LLAMA
+    | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
+    | dict(num_key_value_heads=8, max_position_embeddings=131072, rope_theta=500000.0)
+    | dict(rope_scaling=_LLAMA3_ROPE | dict(factor=8.0)),
+    presets.llama3("1_8b"),
+  ),
+  "meta-llama/Llama-3.2-1B": (
+    _LLAMA
+    | dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32)
+    | dict(num_key_value_heads=8, max_position_embeddings=131072, rope_theta=500000.0, head_dim=64)
+    | dict(rope_scaling=_LLAMA3_ROPE | dict(factor=32.0), tie_word_embeddings=True),
+    presets.llama3("2_1b"),
+  ),
+  "Qwen/Qwen2-0.5B": (
+    dict(model_type="qwen2", hidden_act="silu", hidden_size=896, initializer_range=0.02, intermediate_size=4864)
+    | dict(max_position_embeddings=131072, max_window_layers=24, num_attention_heads=14, num_hidden_layers=24)
+    | dict(num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=1000000.0, sliding_window=131072, vocab_size=151936)
+    | dict(tie_word_embeddings=True, use_sliding_window=False, attention_dropout=0.0, torch_dtype="bfloat16"),
+    presets.qwen2("0_5b"),
   ),
 }
 
@@ -423,7 +448,20 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
     ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj='gated-relu'"),
     ("t5", {"dense_act_fn": "mish"}, "dense_act_fn='mish'"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "or partial"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling={'type': 'linear'}: rope_type='linear' needs factor"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": "8"}}, "rope_scaling.factor='8' is not a number"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0, "extra": 1}}, "rope_scaling.extra=1: t2t does not"),
+    (
+      "llama",
+      {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+      "rope_type='yarn' needs original_max_position_embeddings",
+    ),
+    (
+      "llama",
+      {"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+      "rope_scaling and rope_parameters: the values differ",
+    ),
     (
       "llama",
       _BASES,
@@ -435,7 +473,7 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
       {"rope_scaling": {"rope_theta": 7e3}, "rope_theta": 1e4},
       "rope_scaling.rope_theta=7000 and rope_theta",
     ),
-    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "does not support rescaled"),
+    ("qwen3", {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope_scaling.rope_type='longrope'"),
     ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
     ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
     ("llama", {"mlp_bias": True}, "mlp_bias=True"),
@@ -463,6 +501,41 @@ def test_what_a_config_says_that_t2t_cannot_compute_is_refused_by_name(model_typ
   """Also values given twice, if versions of transformers read different ones."""
   with pytest.raises(hf_mappings.Unknown, match=said):
     read_fields(model_type, **settings)
+
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+  ("rope", "fields"),
+  [
+    ({"type": "linear", "factor": 8}, {"rotary_scaling": "linear", "rotary_scaling_factor": 8.0}),
+    (
+      _LLAMA3_ROPE | {"factor": 32.0, "low_freq_factor": 2},
+      {"rotary_scaling": "llama3", "rotary_scaling_low_turns": 2.0, "rotary_scaling_original_length": 8192},
+    ),
+    (
+      _YARN | {"beta_fast": 64, "truncate": False},
+      {"rotary_scaling_beta_fast": 64.0, "rotary_scaling_truncate": False},
+    ),
+    # DeepSeek's factors of the logits.
+    (
+      _YARN | {"factor": math.e, "mscale": 2.0, "mscale_all_dim": 1.0},
+      {"rotary_scaling_attention_factor": pytest.approx(1.2 / 1.1)},
+    ),
+  ],
+)
+def test_scaled_rotary_positions_are_read_and_written(rope, fields):
+  """In either dict, and what is written is read again."""
+  settings = {"rope_parameters": rope | {"rope_theta": 7e3}}
+  found = read_fields("llama", **settings)
+  assert found == read_fields("llama", rope_scaling=rope, rope_theta=7e3)
+  assert found.items() >= fields.items() and found["rotary_base"] == 7e3
+  family = settings_lib.FAMILIES["llama"]
+  model = TransformerConfig(**found)
+  written = settings_lib.write_settings(family, model)
+  assert "rope_parameters" not in written  # version 4 reads rope_scaling only
+  assert TransformerConfig(**settings_lib.read_fields(family, written)) == model
 
 
 def test_bases_of_rotary_positions_wherever_they_stand():
@@ -585,17 +658,17 @@ def test_a_tensor_of_another_shape(folder):
 def test_a_model_that_t2t_does_not_know(folder):
   """The message lists the supported models, and the nearest."""
   edit(folder / "config.json", model_type="lama")
-  refused(folder, "model_type='lama': unsupported. t2t reads t5, mt5, bart, bert,", "did you mean llama?")
+  refused(folder, "model_type='lama': unsupported. t2t reads t5, mt5, bart, marian, bert,", "did you mean llama?")
   edit(folder / "config.json", model_type="t5", feed_forward_proj="gated-mish")
   refused(folder, "config.json: feed_forward_proj='gated-mish': t2t supports only relu, gelu")
 
 
 def test_a_value_that_t2t_cannot_compute(tmp_path):
-  """Llama 3.1's rescaled positions are an error, because they would give other outputs."""
+  """Dynamically scaled positions are an error, because they would give other outputs."""
   shutil.copytree(GOLDEN / "llama3", tmp_path / "llama")
-  rope = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 500_000.0}
+  rope = {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 500_000.0}
   edit(tmp_path / "llama" / "config.json", rope_parameters=rope)
-  refused(tmp_path / "llama", "rope_parameters=", "t2t does not support rescaled (as in Llama 3.1)")
+  refused(tmp_path / "llama", "rope_parameters.rope_type='dynamic': t2t supports only default, linear, llama3, yarn")
   edit(tmp_path / "llama" / "config.json", rope_parameters=None, attention_bias=True)
   refused(tmp_path / "llama", "attention_bias=True: t2t supports only False")
 

@@ -67,6 +67,17 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("llama2", "7b", 6_738_415_616),
     ("llama2", "13b", 13_015_864_320),
     ("llama3", "8b", 8_030_261_248),
+    ("llama3", "1_70b", 70_553_706_496),
+    ("llama3", "1_405b", 405_853_388_800),
+    ("llama3", "2_1b", 1_235_814_400),
+    ("llama3", "2_3b", 3_212_749_824),
+    ("qwen2", "0_5b", 494_032_768),
+    ("qwen2", "1_5b", 1_543_714_304),
+    ("qwen2", "3b", 3_085_938_688),
+    ("qwen2", "7b", 7_615_616_512),
+    ("qwen2", "14b", 14_770_033_664),
+    ("qwen2", "32b", 32_763_876_352),
+    ("qwen2", "72b", 72_706_203_648),
   ],
 )
 def test_parameter_counts_are_the_published_ones(family, size, published):

@@ -17,6 +17,8 @@ SHAPE |= dict(norm_epsilon=1e-3, max_length=60)
 GEMMA = dict(norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu")
 GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_every=2, global_attention_first=1)
 GEMMA2 |= dict(num_decoder_layers=4, attention_scale_dim=7)
+YARN = dict(rotary_base=50.0, rotary_scaling="yarn", rotary_scaling_factor=4.0, rotary_scaling_original_length=16)
+YARN |= dict(rotary_scaling_beta_fast=2.0, rotary_scaling_beta_slow=0.2)
 FAMILIES = {
   # Its heads fill its width.
   "gpt2": presets.gpt2("small") | SHAPE | dict(head_dim=3),
@@ -37,6 +39,17 @@ FAMILIES = {
   | GEMMA2
   | dict(qk_norm=True, num_decoder_layers=6, global_attention_every=3, global_attention_first=2)
   | dict(rotary_base=1e6, local_rotary_base=700.0),
+  # Twelve and more of the positions are beyond the original length.
+  "llama3-scaled": presets.llama3("1_8b")
+  | SHAPE
+  | dict(head_dim=8, num_kv_heads=3, rotary_scaling_original_length=16, rotary_base=200.0),
+  "llama-linear": presets.llama2("7b") | SHAPE | dict(rotary_scaling="linear", rotary_scaling_factor=3.5),
+  "qwen2": presets.qwen2("7b") | SHAPE | dict(head_dim=8, num_kv_heads=3) | YARN,
+  "mistral-yarn": presets.llama2("7b")
+  | SHAPE
+  | dict(num_kv_heads=2, head_dim=6, attention_window=4)
+  | YARN
+  | dict(rotary_scaling_attention_factor=1.4, rotary_scaling_truncate=False),
   "qwen3": presets.llama3("8b") | SHAPE | dict(num_kv_heads=3, qk_norm=True, rotary_base=1e6),
 }
 
