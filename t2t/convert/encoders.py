@@ -81,7 +81,7 @@ ALBERT_NAMES = {
   "predictions.bias": "head/bias",
 }
 
-_BERT_FIELDS = {
+BERT_FIELDS = {
   "architecture": "encoder_only",
   "positions": "learned",
   "scale_attention": True,
@@ -161,7 +161,7 @@ BERT = hf_mappings.Family(
     "is_decoder": (False,),
     "add_cross_attention": (False,),
   },
-  fields=_BERT_FIELDS,
+  fields=BERT_FIELDS,
   names=BERT_NAMES,
   reads=("hidden_act", "tie_word_embeddings", "max_position_embeddings", "attention_probs_dropout_prob"),
   prefix="bert.",
@@ -288,7 +288,7 @@ ALBERT = dataclasses.replace(
     "hidden_dropout_prob": ("dropout_rate", 0.0),
   },
   must=BERT.must | {"num_hidden_groups": (1,), "inner_group_num": (1,)},
-  fields=_BERT_FIELDS | {"share_layers": True},
+  fields=BERT_FIELDS | {"share_layers": True},
   names=ALBERT_NAMES,
   prefix="albert.",
   copies={
@@ -435,7 +435,7 @@ ELECTRA = dataclasses.replace(
     "num_attention_heads": ("num_heads", 4),
     "intermediate_size": ("mlp_dim", 1024),
   },
-  fields=_BERT_FIELDS | {"logits_transform": False},
+  fields=BERT_FIELDS | {"logits_transform": False},
   names=ELECTRA_NAMES,
   prefix="electra.",
   copies={},
@@ -525,7 +525,7 @@ DISTILBERT = hf_mappings.Family(
     "dropout": ("dropout_rate", 0.1),
   },
   must={},
-  fields=_BERT_FIELDS | {"norm_epsilon": 1e-12},
+  fields=BERT_FIELDS | {"norm_epsilon": 1e-12},
   names=DISTILBERT_NAMES,
   reads=("activation", "tie_word_embeddings", "attention_dropout"),
   prefix="distilbert.",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
-from t2t.convert import bart, decoders, encoders, gemma, hf_heads, hf_mappings, longformer, modern_bert
+    *(),
 from t2t.convert.hf_mappings import Family, Settings
 from t2t.models.config import TransformerConfig
 
@@ -15,26 +15,7 @@ FAMILIES: dict[str, Family] = {
   for family in (
     *(hf_mappings.T5, hf_mappings.MT5, bart.BART, bart.MARIAN),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
-    *(
-      encoders.REMBERT,
-      modern_bert.MODERN_BERT,
-      decoders.GPT2,
-      decoders.MPT,
-      decoders.LLAMA,
-      decoders.MISTRAL,
-      decoders.QWEN3,
-      gemma.GEMMA,
-      gemma.GEMMA2,
-      gemma.GEMMA3,
-      longformer.LONGFORMER,
-      decoders.QWEN2,
-    ),
-  )
-}
-
-_TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConfig)}
-_OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "max_length", "position_offset")
-_OF_POSITIONS += ("local_rotary_base", *(name for name in _TYPES if name.startswith("rotary_")))
+    *(encoders.REMBERT, modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3, gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, longformer.LONGFORMER, decoders.QWEN2, deberta.DEBERTA, deberta.DEBERTA_V2),
 _LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _SHOWN = 4  # differences in a message
 
@@ -188,10 +169,20 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled
-  if model.positions != "relative":
-    fields["relative_position_buckets"] = fields["relative_position_max_distance"] = 0
-  if model.positions != "learned":
+  if model.positions not in ("relative", "disentangled"):
+    fields["relative_position_buckets"] = 0
+    if model.positions != "functional_relative":
+      fields["relative_position_max_distance"] = 0
+  if model.positions != "disentangled":
+    for name in ("disentangled_terms", "share_position_projections", "relative_position_norm", "absolute_positions"):
+      fields[name] = ""
+  elif model.absolute_positions == "mask_decoder" and not model.vocabulary_head:
+    fields["absolute_positions"] = ""  # only vocabulary logits read it
+  if not model.beside_first:
+    fields["beside_first_activation"] = ""
+  if not model.position_scheme.embedded:
     fields["max_length"] = fields["position_offset"] = 0
+  fields["key_bias"] = model.biases and model.key_bias
   if model.positions != "rotary":
     fields |= {name: None for name in fields if name.startswith("rotary_")}
   # Two fields describe the global layers in several equivalent ways.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-from t2t.models.config import HeadConfig
+from t2t.models.config import HeadConfig, TransformerConfig
 
 Names = Mapping[str, str | tuple[str, ...]]
 Settings = Mapping[str, Any]  # a config.json
@@ -51,6 +51,20 @@ class HeadTask:
 
 
 @dataclasses.dataclass(frozen=True)
+class Layout:
+  """Layout of a tensor in transformers that is not a matrix [out, in] with one part after another.
+
+  axes: sizes of the axes of the matrix [out, in], split; for in_proj of DeBERTa [query to value, heads, kv, in].
+  order: these axes in the order of the tensor.
+  keeps_axes: whether the tensor has these axes; otherwise it is a matrix [out, in] again.
+  """
+
+  axes: Callable[[TransformerConfig], tuple[int, ...]]
+  order: tuple[int, ...]
+  keeps_axes: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
   """A model_type of transformers.
 
@@ -64,6 +78,7 @@ class Family:
   names: see above.
   reads: keys that `read` uses besides `keys` and `must`.
   prefix: of names in a model with a head; a checkpoint of the bare model has no prefix.
+  layouts: name -> layout of a tensor that is not a plain matrix.
   copies: name -> name of the same tensor, which some checkpoints contain twice.
   reads_bias_copy: whether transformers 4 reads the copy of two differing biases, as 5 does.
   buffers: name endings of buffers, which are not parameters.
@@ -88,6 +103,7 @@ class Family:
   names: Names
   reads: tuple[str, ...] = ()
   prefix: str = ""
+  layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reads_bias_copy: bool = True
   buffers: tuple[str, ...] = ()

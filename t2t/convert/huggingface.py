@@ -61,6 +61,7 @@ class TensorMapping:
   shape: in Hugging Face.
   transposed: whether it is [out, in].
   is_row: whether it is [1, size], and a vector in t2t.
+  axes, order: see `hf_mappings.Layout`; (): a plain matrix.
   """
 
   ours: tuple[str, ...]
@@ -69,9 +70,14 @@ class TensorMapping:
   shape: tuple[int, ...]
   transposed: bool
   is_row: bool = False
+  axes: tuple[int, ...] = ()
+  order: tuple[int, ...] = ()
 
   def ours_of(self, value: np.ndarray, index: int) -> np.ndarray:
     """Returns the part of a Hugging Face tensor for `ours[index]`, in t2t's layout."""
+    if self.order:
+      split = value.reshape([self.axes[axis] for axis in self.order]).transpose(np.argsort(self.order))
+      value = split.reshape(sum(self.widths), -1)
     value = value.T if self.transposed else value.reshape(-1) if self.is_row else value
     begin = sum(self.widths[:index])
     return value[..., begin : begin + self.widths[index]]
@@ -82,7 +88,10 @@ class TensorMapping:
     if not values:
       return np.zeros(self.shape, np.float32)
     value = values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
-    return value.T if self.transposed else value.reshape(self.shape) if self.is_row else value
+    if self.is_row:
+      return value.reshape(self.shape)
+    value = value.T if self.transposed else value
+    return value.reshape(self.axes).transpose(self.order).reshape(self.shape) if self.order else value
 
 
 # Their rows are ids, positions or buckets in both formats.
@@ -108,8 +117,11 @@ def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]
     turned = family.transposed or ours[0].startswith(("head/", "heads/"))
     transposed = len(shape) == 2 and ours[0] not in _TABLES and turned
     theirs = shape[::-1] if transposed else shape
+    layout = family.layouts.get(name)
+    axes, order = (layout.axes(model), layout.order) if layout else ((), ())
+    theirs = tuple(axes[axis] for axis in order) if layout and layout.keeps_axes else theirs
     for layer in range(known[ours[0]].shape[0]) if stacked else [None]:
-      mappings[name.format(layer)] = TensorMapping(ours, widths, layer, theirs, transposed)
+      mappings[name.format(layer)] = TensorMapping(ours, widths, layer, theirs, transposed, axes=axes, order=order)
   if family.logits_bias and model.logits_bias:
     rows = model.vocab_size
     mappings[family.logits_bias] = TensorMapping(("head/bias",), (rows,), None, (1, rows), False, is_row=True)

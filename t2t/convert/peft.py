@@ -48,7 +48,7 @@ def _modules(places: Mapping[str, TensorMapping]) -> dict[str, TensorMapping]:
   modules = {}
   for name, mapping in places.items():
     of_layer = any(f"{part}/" in path for path in mapping.ours for part in ("attention", "mlp"))
-    if of_layer and name.endswith(".weight") and len(mapping.shape) == 2:
+    if of_layer and name.endswith(".weight") and len(mapping.shape) == 2 and not mapping.order:
       modules[name.removesuffix(".weight")] = mapping
   return modules
 

@@ -354,7 +354,7 @@ class TransformerConfig:
     """Returns `HeadConfig` fields of a published head of this kind on a body like this one.
 
     Decoder-only classifiers have no bias (GPT-2, Llama). BERT's heads are the defaults of `HeadConfig`. RoBERTa,
-    ELECTRA, DistilBERT and ModernBERT have other heads, which `convert` writes.
+    ELECTRA, DistilBERT, ModernBERT and DeBERTa have other heads, which `convert` writes.
 
     Args:
       kind: kind of the head.
@@ -364,6 +364,8 @@ class TransformerConfig:
       return {"bias": False} if is_one else {}
     if self.kind.is_generative or self.share_layers:
       return {}
+    if self.positions == "disentangled":
+      return {"pooler": "gelu"} if is_one or kind == "choice" else {}
     if not self.post_norm:
       return {"pooler": "norm"} if self.logits_transform else {}
     if not is_one and kind != "choice":

@@ -52,6 +52,10 @@ _GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
+# He et al. 2021, 2023, with the released configs; xlarge of version 1 is deeper, not wider.
+_DEBERTA = _BERT | {"xlarge": (1024, 16, 4096, 48)}
+_DEBERTA_V2 = {"xlarge": (1536, 24, 6144, 24), "xxlarge": (1536, 24, 6144, 48)}
+_DEBERTA_V3 = {"xsmall": (384, 6, 1536, 12), "small": (768, 12, 3072, 6)} | _BERT
 # Weller et al. 2025, table 1; each as an encoder and as a decoder.
 _ETTIN = {"17m": (256, 4, 384, 7), "32m": (384, 6, 576, 10), "68m": (512, 8, 768, 19)}
 _ETTIN |= {"150m": _MODERN_BERT["base"], "400m": _MODERN_BERT["large"], "1b": (1792, 28, 3840, 28)}
@@ -110,6 +114,10 @@ GPT_BERT_SIZES = tuple(_GPT_BERT)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 ETTIN_SIZES = tuple(f"{side}_{size}" for side in ("encoder", "decoder") for size in _ETTIN)
+DEBERTA_SIZES = tuple(_DEBERTA)
+DEBERTA_V2_SIZES = tuple(_DEBERTA_V2)
+DEBERTA_V3_SIZES = tuple(_DEBERTA_V3)
+NEZHA_SIZES = tuple(_BERT)
 GPT2_SIZES = tuple(_GPT2)
 GPT3_SIZES = tuple(_GPT3)
 MEGATRON_GPT_SIZES = tuple(_MEGATRON_GPT)
@@ -341,6 +349,35 @@ def ettin(size: str) -> dict[str, object]:
   if side == "decoder":
     row |= {"architecture": "decoder_only", "num_encoder_layers": 0, "num_decoder_layers": row["num_encoder_layers"]}
   return modern_bert("base") | row
+
+
+def deberta(size: str) -> dict[str, object]:
+  """DeBERTa (He et al. 2021): BERT with disentangled attention over distances of up to 512, and RoBERTa's vocabulary.
+
+  Absolute positions come in before the vocabulary's logits (the enhanced mask decoder).
+  """
+  changed = dict(vocab_size=50_265, segment_types=0, norm_epsilon=1e-7, positions="disentangled", key_bias=False)
+  changed |= dict(relative_position_buckets=1024, relative_position_max_distance=512)
+  return bert("base") | _encoder_row(_row(_DEBERTA, size)) | changed | {"absolute_positions": "mask_decoder"}
+
+
+def deberta_v3(size: str) -> dict[str, object]:
+  """DeBERTa version 3 (He et al. 2023): 256 buckets in each direction, and matrices shared by content and positions."""
+  changed = dict(vocab_size=128_100, key_bias=True, relative_position_buckets=512)
+  changed |= dict(share_position_projections=True, relative_position_norm=True)
+  return deberta("base") | _encoder_row(_row(_DEBERTA_V3, size)) | changed
+
+
+def deberta_v2(size: str) -> dict[str, object]:
+  """DeBERTa version 2 (He et al. 2021, as released): version 3 with a convolution beside the first layer."""
+  changed = dict(beside_first="convolution", beside_first_activation="gelu")
+  return deberta_v3("base") | _encoder_row(_row(_DEBERTA_V2, size)) | changed
+
+
+def nezha(size: str) -> dict[str, object]:
+  """NEZHA (Wei et al. 2019): BERT for Chinese, with a fixed vector for each distance up to 64 on keys and values."""
+  changed = dict(vocab_size=21_128, positions="functional_relative", relative_position_max_distance=64, max_length=0)
+  return bert(size) | changed
 
 
 def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:

@@ -139,6 +139,7 @@ BODIES = {
   "DistilBert": presets.bert("base") | ENCODER | dict(segment_types=0),
   "Electra": presets.electra("base") | ENCODER | dict(heads=()),
   "ModernBert": presets.modern_bert("base") | ENCODER,
+  "DebertaV2": presets.deberta_v3("base") | ENCODER | dict(vocabulary_head=False),
   "GPT2": presets.gpt2("small") | DECODER,
   "Llama": presets.llama2("7b") | DECODER,
 }

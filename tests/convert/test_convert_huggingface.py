@@ -191,6 +191,9 @@ _BERT |= dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, int
 _LLAMA3_ROPE = dict(
   high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=8192, rope_type="llama3"
 )
+_DEBERTA = dict(relative_attention=True, pos_att_type="c2p|p2c")
+# transformers lacks the mask decoder.
+_NO_DECODER = dict(absolute_positions="")
 PUBLISHED = {
   "t5-small": (
     _T5 | dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, n_positions=512),
@@ -263,6 +266,33 @@ PUBLISHED = {
     | dict(embedding_size=128, hidden_act="gelu_new", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
     | dict(num_hidden_groups=1, inner_group_num=1, num_memory_blocks=0, gap_size=0, net_structure_type=0),
     presets.albert("base"),
+  ),
+  "microsoft/deberta-base": (
+    _BERT
+    | dict(model_type="deberta", vocab_size=50265, type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=True)
+    | dict(
+      pos_att_type="c2p|p2c", position_biased_input=False, max_relative_positions=-1, padding_idx=0, pad_token_id=0
+    )
+    | dict(pooler_dropout=0, pooler_hidden_act="gelu", pooler_hidden_size=768, max_position_embeddings=512),
+    presets.deberta("base") | _NO_DECODER,
+  ),
+  "microsoft/deberta-v2-xlarge": (
+    _BERT
+    | dict(model_type="deberta-v2", vocab_size=128100, type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=True)
+    | dict(hidden_size=1536, num_attention_heads=24, num_hidden_layers=24, intermediate_size=6144)
+    | dict(norm_rel_ebd="layer_norm")
+    | dict(pos_att_type="p2c|c2p", position_biased_input=False, max_relative_positions=-1, position_buckets=256)
+    | dict(
+      share_att_key=True, conv_kernel_size=3, conv_act="gelu", attention_head_size=64, max_position_embeddings=512
+    ),
+    presets.deberta_v2("xlarge") | _NO_DECODER,
+  ),
+  "microsoft/deberta-v3-base": (
+    _BERT
+    | dict(model_type="deberta-v2", vocab_size=128100, type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=True)
+    | dict(pos_att_type="p2c|c2p", position_biased_input=False, max_relative_positions=-1, position_buckets=256)
+    | dict(share_att_key=True, norm_rel_ebd="layer_norm", max_position_embeddings=512),
+    presets.deberta_v3("base") | _NO_DECODER,
   ),
   "answerdotai/ModernBERT-base": (
     dict(model_type="modernbert", vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12)
@@ -494,6 +524,14 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
     ),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
     ("albert", {"num_hidden_groups": 2}, "num_hidden_groups=2"),
+    ("deberta", {}, "relative_attention=False"),
+    ("deberta", _DEBERTA | {"pos_att_type": "c2p|p2p"}, "pos_att_type='c2p|p2p'"),
+    ("deberta", _DEBERTA | {"embedding_size": 128}, "embedding_size=128"),
+    ("deberta", _DEBERTA | {"talking_head": True}, "talking_head=True"),
+    ("deberta", _DEBERTA | {"max_relative_positions": 9}, "max_relative_positions=9: t2t supports only even"),
+    ("deberta-v2", _DEBERTA | {"position_buckets": 512}, "position_buckets=512: t2t supports only less than 512"),
+    ("deberta-v2", _DEBERTA | {"conv_kernel_size": 5}, "conv_kernel_size=5 and conv_groups=1"),
+    ("deberta-v2", _DEBERTA | {"attention_head_size": 32}, "attention_head_size=32"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
   ],
 )

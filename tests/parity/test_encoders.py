@@ -1,14 +1,16 @@
-"""t2t's BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, RemBERT and ModernBERT against Hugging Face's, with the same weights.
+"""t2t's encoders, BERT to DeBERTa version 3, against Hugging Face's, with the same random weights.
 
 Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import numpy as np
 import parity
+from parity import torch
 import pytest
 import toy
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from t2t.models import presets
+from t2t.models import disentangled, presets
 from t2t.models.config import TransformerConfig
 
 # Sizes differ from each other, from powers of two, and from transformers' defaults.
@@ -16,6 +18,8 @@ SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, n
 SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
 NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
 SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
+# DeBERTa: shorter than the sequences, so that far distances share a vector.
+EXACT = dict(relative_position_buckets=20, relative_position_max_distance=10)
 FAMILIES = {
   "bert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=(NSP,)),
   "bert-untied": presets.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
@@ -28,6 +32,21 @@ FAMILIES = {
   "modern_bert": presets.modern_bert("base")
   | SHAPE
   | dict(num_encoder_layers=5, attention_window=4, rotary_base=9_000.0, local_rotary_base=700.0, max_length=50),
+  "deberta": presets.deberta("base") | SHAPE | EXACT | dict(max_length=40, absolute_positions=""),
+  "deberta-biased": presets.deberta("base")
+  | SHAPE
+  | EXACT
+  | dict(max_length=44, segment_types=3, absolute_positions="input", disentangled_terms="content_to_position"),
+  "deberta-v2": presets.deberta_v2("xlarge")
+  | SHAPE
+  | dict(max_length=40, relative_position_buckets=16, relative_position_max_distance=13, absolute_positions=""),
+  "deberta-v2-separate": presets.deberta_v2("xxlarge")
+  | SHAPE
+  | EXACT
+  | dict(max_length=40, share_position_projections=False, beside_first_activation="tanh", absolute_positions=""),
+  "deberta-v3": presets.deberta_v3("base")
+  | SHAPE
+  | dict(max_length=40, relative_position_buckets=24, relative_position_max_distance=40, absolute_positions=""),
 }
 # family -> padding id
 PADDING = {"roberta": 1, "xlm-roberta": 1}
@@ -52,7 +71,7 @@ def batch(request, family):
   made = toy.batch(lengths, (1,) * len(lengths), padded_to=(length, 1), architecture="encoder_only")
   if family in PADDING:
     return parity.with_roberta_ids(made, PADDING[family])
-  if family in ("modern_bert", "distilbert"):
+  if family in ("modern_bert", "distilbert") or (family.startswith("deberta") and family != "deberta-biased"):
     del made["encoder_token_types"]
   assert np.any(np.asarray(made["encoder_loss_weights"]))
   return made
@@ -62,6 +81,14 @@ def test_hidden_states_and_logits_are_theirs(family, pair, batch):
   """Also the pooled output for a class head, if the model has a pooler."""
   parity.assert_same_hidden_states(pair, batch, pooled=bool(pair.config.heads))
   parity.assert_same_logits(pair, batch)
+
+
+def test_buckets_of_deberta_are_theirs():
+  """Every distance of the released models, with a rounding logarithm."""
+  theirs = modeling_deberta_v2.make_log_bucket_position(torch.arange(-600, 601), 256, 512)
+  expected = torch.clamp(theirs.long() + 256, 0, 511).numpy()
+  found = disentangled.log_bucket(np.arange(-600, 601), num_buckets=512, max_distance=512)
+  np.testing.assert_array_equal(found, expected)
 
 
 def test_loss_and_gradients_are_theirs(pair, batch):

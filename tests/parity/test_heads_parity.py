@@ -28,6 +28,7 @@ from t2t.models.config import HeadConfig, TransformerConfig
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, dtype="float32", dropout_rate=0.0)
 SHAPE |= dict(norm_epsilon=1e-3, max_length=40)
 ENCODER = SHAPE | dict(num_encoder_layers=3)
+BUCKETS = dict(relative_position_buckets=16, relative_position_max_distance=8, absolute_positions="")
 GEMMA = dict(
   norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu", num_decoder_layers=4
 )
@@ -41,6 +42,8 @@ BODIES = {
   "rembert": presets.rembert("base") | ENCODER | dict(embedding_dim=7, output_embedding_dim=27),
   "electra": presets.electra("base") | ENCODER | dict(embedding_dim=11),
   "modern_bert": presets.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
+  "deberta": presets.deberta("base") | ENCODER | BUCKETS,
+  "deberta_v2": presets.deberta_v2("xlarge") | ENCODER | BUCKETS,
   "gpt2": presets.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
   "mpt": presets.mpt("7b") | SHAPE | dict(num_decoder_layers=2, mlp_dim=4 * SHAPE["embed_dim"]),
   "llama": presets.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
@@ -53,7 +56,7 @@ BODIES = {
 LABELS = ("no", "rather not", "perhaps", "yes", "what?")
 # Settings of transformers' classes that differ from the defaults of a head.
 ROBERTA, ELECTRA = dict(drops_inputs=True), dict(drops_inputs=True, pooler="gelu")
-MODERN_BERT, SCORE = dict(pooler="norm"), dict(bias=False)
+MODERN_BERT, SCORE, DEBERTA = dict(pooler="norm"), dict(bias=False), dict(pooler="gelu")
 
 
 class Case(NamedTuple):
@@ -106,6 +109,13 @@ CASES = {
   "ModernBertForMultipleChoice": Case("modern_bert", HeadConfig("choice", 1, "choice", reads="first", **MODERN_BERT)),
   "ModernBertForTokenClassification": Case("modern_bert", named("names", 5, "tag", **MODERN_BERT)),
   "ModernBertForQuestionAnswering": Case("modern_bert", HeadConfig("span", 2, "span", dropout_rate=0.2, **MODERN_BERT)),
+  "DebertaForSequenceClassification": Case("deberta", named("nli", 3, "class", **DEBERTA, dropout_rate=0.3)),
+  "DebertaForTokenClassification": Case("deberta", named("names", 5, "tag")),
+  "DebertaForQuestionAnswering": Case("deberta", HeadConfig("span", 2, "span")),
+  "DebertaV2ForSequenceClassification": Case("deberta_v2", HeadConfig("score", 1, "score", **DEBERTA)),
+  "DebertaV2ForMultipleChoice": Case("deberta_v2", HeadConfig("copa", 1, "choice", **DEBERTA)),
+  "DebertaV2ForTokenClassification": Case("deberta_v2", named("names", 5, "tag")),
+  "DebertaV2ForQuestionAnswering": Case("deberta_v2", HeadConfig("span", 2, "span")),
   "GPT2ForSequenceClassification": Case("gpt2", named("nli", 3, "class", **SCORE)),
   "GPT2ForTokenClassification": Case("gpt2", named("names", 5, "tag", dropout_rate=0.1)),
   "GPT2ForQuestionAnswering": Case("gpt2", HeadConfig("span", 2, "span")),
