@@ -29,8 +29,9 @@ def random_params(config: TransformerConfig) -> dict[str, np.ndarray]:
   random = np.random.default_rng(0)
   shapes = {path: x.shape for path, x in expected(config).items()}
   is_norm = lambda path: path.endswith("norm/scale")
+  scale = 0.22 if config.norm == "affine" else 0.3  # without statistics, states would grow with each layer
   params = {
-    path: (is_norm(path) + 0.3 * random.normal(size=shape)).astype(np.float32) for path, shape in shapes.items()
+    path: (is_norm(path) + scale * random.normal(size=shape)).astype(np.float32) for path, shape in shapes.items()
   }
   if config.embedding_norm and not config.post_norm:
     # The embedding's norm is not followed by another norm, so this scale is unused and never trained.

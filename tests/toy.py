@@ -47,6 +47,8 @@ _ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
 _BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2)
 _DISENTANGLED = dict(positions="disentangled", relative_position_buckets=12, relative_position_max_distance=6)
 _FUNCTIONAL = dict(positions="functional_relative", relative_position_max_distance=3)
+_MOBILE = dict(norm="affine", logits_norm="layer", embedding="trigram", embedding_dim=6, output_embedding_dim=16)
+_MOBILE |= dict(block="bottleneck", bottleneck_dim=8, mlp_activation="relu")
 
 # Kinds of models: each config switch is set in one model of each architecture that has it. Initial weights are T5's,
 # because BERT's and GPT-2's are so small that outputs hardly depend on anything.
@@ -107,6 +109,9 @@ KINDS: dict[str, TransformerConfig] = {
   "roberta": encoder(**(_BERT | dict(position_offset=2, segment_types=1))),
   "albert": encoder(embedding_dim=12, share_layers=True, **_BERT),
   "rembert": encoder(**(_BERT | dict(embedding_dim=12, output_embedding_dim=24, tied_logits=False))),
+  "mobilebert": encoder(**(_BERT | _MOBILE), num_feed_forwards=3),
+  "mobilebert_tiny": encoder(**(_BERT | _MOBILE), bottleneck_attention=True),
+  "bottleneck_decoder": decoder(norm="layer", block="bottleneck", bottleneck_dim=8, post_norm=True, **_ROTARY),
   "modern_bert": encoder(
     attention_window=2,
     global_attention_every=2,

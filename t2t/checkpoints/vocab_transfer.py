@@ -11,7 +11,7 @@ import numpy as np
 from t2t.models.config import TransformerConfig
 
 # Parameters with a row for each id -> dimension of the rows.
-_ROWS = {"embed/table": 0, "head/projection": 1, "head/bias": 0}
+_ROWS = {"embed/table": 0, "head/table": 0, "head/projection": 1, "head/bias": 0}
 
 
 def dimensions(paths: Collection[str], model: TransformerConfig | None) -> dict[str, int]:

@@ -6,16 +6,46 @@ from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
-    *(),
+from t2t.convert import hf_heads, hf_mappings
 from t2t.convert.hf_mappings import Family, Settings
 from t2t.models.config import TransformerConfig
+from t2t.runtime.lazy_table import LazyTable
 
-FAMILIES: dict[str, Family] = {
-  family.model_type: family
-  for family in (
-    *(hf_mappings.T5, hf_mappings.MT5, bart.BART, bart.MARIAN),
-    *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
-    *(encoders.REMBERT, modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3, gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, longformer.LONGFORMER, decoders.QWEN2, deberta.DEBERTA, deberta.DEBERTA_V2),
+# model_type in config.json -> its family
+FAMILIES: LazyTable[Family] = LazyTable(
+  {
+    "t5": "t2t.convert.hf_mappings:T5",
+    "mt5": "t2t.convert.hf_mappings:MT5",
+    "bart": "t2t.convert.bart:BART",
+    "marian": "t2t.convert.bart:MARIAN",
+    "bert": "t2t.convert.encoders:BERT",
+    "roberta": "t2t.convert.encoders:ROBERTA",
+    "xlm-roberta": "t2t.convert.encoders:XLM_ROBERTA",
+    "albert": "t2t.convert.encoders:ALBERT",
+    "electra": "t2t.convert.encoders:ELECTRA",
+    "distilbert": "t2t.convert.encoders:DISTILBERT",
+    "rembert": "t2t.convert.encoders:REMBERT",
+    "mobilebert": "t2t.convert.mobilebert:MOBILEBERT",
+    "deberta": "t2t.convert.deberta:DEBERTA",
+    "deberta-v2": "t2t.convert.deberta:DEBERTA_V2",
+    "longformer": "t2t.convert.longformer:LONGFORMER",
+    "modernbert": "t2t.convert.modern_bert:MODERN_BERT",
+    "gpt2": "t2t.convert.decoders:GPT2",
+    "mpt": "t2t.convert.decoders:MPT",
+    "llama": "t2t.convert.decoders:LLAMA",
+    "mistral": "t2t.convert.decoders:MISTRAL",
+    "qwen2": "t2t.convert.decoders:QWEN2",
+    "qwen3": "t2t.convert.decoders:QWEN3",
+    "gemma": "t2t.convert.gemma:GEMMA",
+    "gemma2": "t2t.convert.gemma:GEMMA2",
+    "gemma3_text": "t2t.convert.gemma:GEMMA3",
+  }
+)
+
+_TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConfig)}
+_OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "max_length", "position_offset")
+_OF_POSITIONS += ("local_rotary_base", *(name for name in _TYPES if name.startswith("rotary_")), "absolute_positions")
+_OF_POSITIONS += ("disentangled_terms", "share_position_projections", "relative_position_norm")
 _LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _SHOWN = 4  # differences in a message
 

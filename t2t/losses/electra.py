@@ -53,7 +53,12 @@ class ElectraConfig:
 
 def generator_config(model: TransformerConfig, electra: ElectraConfig) -> TransformerConfig:
   """Returns the config of the generator: the discriminator's, with the sizes of `config.electra`."""
-  width = model.embedding_dim or model.embed_dim
+  for field, value in (("block", "transformer"), ("embedding", "tokens")):
+    if getattr(model, field) != value:
+      raise UserError(
+        f"config.model.{field}={getattr(model, field)}: ELECTRA's generator needs config.model.{field}={value}"
+      )
+  width = model.embedding_width
   return dataclasses.replace(
     model,
     embed_dim=electra.embed_dim,

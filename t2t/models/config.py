@@ -41,6 +41,14 @@ ROTARY_SCALINGS: LazyTable[Any] = LazyTable(
     "yarn": "t2t.models.rotary_scaling:Yarn",
   }
 )
+# config.model.block -> a layer of a stack, with the interface of `stack.Layer`
+BLOCKS: LazyTable[Any] = LazyTable(
+  {"transformer": "t2t.models.stack:Layer", "bottleneck": "t2t.models.bottleneck_block:Bottleneck"}
+)
+# config.model.embedding -> a `layers.Embed`
+EMBEDDINGS: LazyTable[Any] = LazyTable(
+  {"tokens": "t2t.models.layers:Embed", "trigram": "t2t.models.trigram_embedding:TrigramEmbed"}
+)
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.attention -> a subclass of `attention.Attention`, for self-attention
@@ -54,7 +62,7 @@ DECODERS: LazyTable[Any] = LazyTable(
     "speculative": "t2t.inference.speculative:Speculative",
   }
 )
-NORMS = ("rms", "layer")
+NORMS = ("rms", "layer", "affine")
 QUANTIZATIONS = ("int8", "fp8")  # see models/quantized_matmul.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
@@ -76,6 +84,7 @@ _MAY_BE_ZERO = (
   "num_kv_heads",
   "embedding_dim",
   "output_embedding_dim",
+  "bottleneck_dim",
   "max_length",
   "position_offset",
   "rotary_scaling_original_length",
@@ -254,7 +263,14 @@ class TransformerConfig:
   attention_dilation: int = 1  # longformer: distance between neighbours in a window
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
-  norm: str = "rms"  # rms or layer
+  #: transformer, or bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT)
+  block: str = "transformer"
+  bottleneck_dim: int = 0  # width of the narrow part of a bottleneck block, such as 128
+  #: bottleneck block: attention reads only the narrow input (MobileBERT tiny); False: queries and keys share another
+  #: bottleneck, and values read all features
+  bottleneck_attention: bool = False
+  num_feed_forwards: int = 1  # number of feed-forward layers of a bottleneck block (MobileBERT 4)
+  norm: str = "rms"  # rms, layer, or affine (scale and bias without statistics, MobileBERT)
   norm_epsilon: float = 1e-6  # number added to the variance before the square root
   norm_offset: bool = False  # multiplication by 1 + scale in norms, with scale starting at 0 (Gemma)
   post_norm: bool = False  # norms after the residual sums (BERT) instead of at the start of each branch
@@ -271,7 +287,11 @@ class TransformerConfig:
   share_stacks: bool = False
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
-  output_embedding_dim: int = 0  # width of the untied output embedding (RemBERT); 0: the embedding's width
+  #: tokens, or trigram (each position reads three neighbouring tokens, MobileBERT)
+  embedding: str = "tokens"
+  #: width of the output embedding (RemBERT); with tied logits, features beyond the tied ones are separate
+  #: (MobileBERT); 0: the embedding's width
+  output_embedding_dim: int = 0
   embedding_norm: bool = False  # a norm after the embedding (BERT)
   own_decoder_positions: bool = False  # separate learned positions and embedding norm of the decoder (BART)
   scale_embedding: bool = False  # multiplication of embedded tokens by sqrt(embed_dim) (Gemma)
@@ -281,6 +301,7 @@ class TransformerConfig:
   logits_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
   logits_bias: bool = False  # a bias on the logits, without logits_transform (Marian)
+  logits_norm: str = ""  # norm of logits_transform: rms, layer or affine; "": norm
   vocabulary_head: bool = True  # logits over the vocabulary; False: only `heads`
   heads: tuple[HeadConfig, ...] = ()  # other heads: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
@@ -402,6 +423,16 @@ class TransformerConfig:
     return POSITIONS[self.positions](self)
 
   @property
+  def block_class(self) -> Any:
+    """Returns the class of this config's layers, with the interface of `stack.Layer`, from `BLOCKS`."""
+    return BLOCKS[self.block]
+
+  @property
+  def embedding_class(self) -> Any:
+    """Returns this config's `layers.Embed` from `EMBEDDINGS`."""
+    return EMBEDDINGS[self.embedding]
+
+  @property
   def feed_forward_class(self) -> Any:
     """Returns this config's subclass of `feed_forward.FeedForward` from `FEED_FORWARD`."""
     return FEED_FORWARD[self.feed_forward]
@@ -456,6 +487,8 @@ class TransformerConfig:
       ("architecture", ARCHITECTURES),
       ("positions", POSITIONS),
       ("rotary_scaling", ("", *ROTARY_SCALINGS)),
+      ("block", BLOCKS),
+      ("embedding", EMBEDDINGS),
       ("feed_forward", FEED_FORWARD),
       ("attention", ATTENTIONS),
       ("decoder", ("", *DECODERS)),
@@ -464,6 +497,7 @@ class TransformerConfig:
       ("beside_first", ("", *BESIDE_FIRST)),
       ("beside_first_activation", ("tanh", "relu", "gelu", "gelu_tanh")),
       ("norm", NORMS),
+      ("logits_norm", ("", *NORMS)),
       ("mlp_activation", ACTIVATIONS),
       ("attention_kernel", ("", *ATTENTION_KERNELS)),
       ("dtype", DTYPES),
@@ -569,6 +603,12 @@ class TransformerConfig:
         f"config.model.future_tokens={self.future_tokens} needs config.model.architecture=decoder_only, not "
         f"{self.architecture}. Set config.model.future_tokens=0."
       )
+    for field, unset in (("bottleneck_dim", 0), ("bottleneck_attention", False), ("num_feed_forwards", 1)):
+      if self.block != "bottleneck" and getattr(self, field) != unset:
+        raise UserError(
+          f"config.model.{field}={getattr(self, field)} needs config.model.block=bottleneck, not {self.block}. Set "
+          f"config.model.{field}={unset}."
+        )
     if self.branch_norm and self.post_norm:
       raise UserError("config.model.branch_norm=True needs config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:

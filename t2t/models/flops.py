@@ -23,9 +23,8 @@ def model_flops(
   encoder_length, decoder_length = (lengths.get(side, 0) for side in ("encoder", "decoder"))
   joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
   queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # with output projection, and values
-  mlp = config.feed_forward_class.multiply_adds(config)
   own = config.attention_class
-  block = own.multiply_adds(config) + mlp
+  block = config.block_class.multiply_adds(config)
   encoder = config.num_encoder_layers * block * encoder_length
   encoder += 2 * joined * own.pairs(config, config.num_encoder_layers, encoder_length)
   decoder = config.num_decoder_layers * block * decoder_length
@@ -41,5 +40,5 @@ def model_flops(
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   projected = projected if config.vocabulary_head else 0
   logits = projected * predicted * (decoder_length or encoder_length)
-  embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
+  embedding = config.embedding_class.multiply_adds(config) * (encoder_length + decoder_length)
   return 6.0 * (batch_size * (embedding + encoder + decoder + logits) + positions)

@@ -48,7 +48,7 @@ class Logits:
 
   activation: str
   norm_epsilon: float
-  centered: bool
+  norm: str
   scale: float
   softcap: float
 
@@ -75,7 +75,7 @@ class Logits:
       x = x + weights["transform_bias"].astype(x.dtype)
     x = layers.ACTIVATIONS[self.activation](x).astype(jnp.float32)
     return layers.normalise(
-      x, weights["norm_scale"], weights.get("norm_bias"), epsilon=self.norm_epsilon, centered=self.centered
+      x, weights["norm_scale"], weights.get("norm_bias"), kind=self.norm, epsilon=self.norm_epsilon
     ).astype(hidden.dtype)
 
 
@@ -106,19 +106,23 @@ class VocabularyHead(nnx.Module):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
-    if config.output_embedding_dim and (config.tied_logits or not config.logits_transform):
+    width, tied = config.logits_width, config.embedding_width if config.tied_logits else 0
+    if config.output_embedding_dim and not (config.logits_transform and width > tied):
       raise UserError(
-        f"config.model.output_embedding_dim={config.output_embedding_dim} needs config.model.tied_logits=False and "
-        "config.model.logits_transform=True. Set these keys, or config.model.output_embedding_dim=0."
+        f"config.model.output_embedding_dim={width} needs config.model.logits_transform=True, and with tied logits a "
+        f"width above {config.embedding_width}, the embedding's. Set config.model.output_embedding_dim=0 or another "
+        "width."
       )
-    width = config.logits_width
     axis = "embed" if width == config.embed_dim else "factor"
     scale, rows = layers.fan_in_scale(config, config.embed_dim), config.vocab_size
     self.projection = None if config.tied_logits else layers.param(rngs, (width, rows), (axis, "vocab"), scale=scale)
+    # Features of the output embedding beyond those of a tied embedding (Sun et al. 2020, and their code).
+    has_table = config.tied_logits and width > tied
+    self.table = layers.param(rngs, (rows, width - tied), ("vocab", "factor"), scale=scale) if has_table else None
     if config.logits_transform:
       self.transform = layers.param(rngs, (config.embed_dim, width), ("embed", None), scale=scale)
       self.transform_bias = layers.bias(config, width, axis)
-      self.norm = layers.Norm(config, width, axis=axis)
+      self.norm = layers.Norm(config, width, axis=axis, kind=config.logits_norm)
     if config.logits_transform or config.logits_bias:
       self.bias = nnx.Param(jnp.zeros(rows, jnp.float32), axes=("vocab",))
 
@@ -129,7 +133,9 @@ class VocabularyHead(nnx.Module):
     """
     config = self.config
     if config.tied_logits:
-      weights = {"table": gathered(embed.table, config.dtype)}
+      table = gathered(embed.table, config.dtype)
+      beyond = [] if self.table is None else [gathered(self.table, config.dtype)]
+      weights = {"table": jnp.concatenate([table, *beyond], axis=1) if beyond else table}
     else:
       assert self.projection is not None
       weights = {"projection": gathered(self.projection, config.dtype)}
@@ -139,7 +145,9 @@ class VocabularyHead(nnx.Module):
       weights["bias"] = gathered(self.bias)
     # T5's scale, because its embedding has standard deviation 1.
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0
-    function = Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
+    function = Logits(
+      config.mlp_activation, config.norm_epsilon, config.logits_norm or config.norm, scale, config.logits_softcap
+    )
     return jax.tree_util.Partial(function, weights)
 
 

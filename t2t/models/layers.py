@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import functools
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from flax import nnx
 import jax
@@ -161,27 +161,31 @@ def softcap(logits: jax.Array, cap: float) -> jax.Array:
   return cap * jnp.tanh(logits / cap) if cap else logits
 
 
-def normalise(
-  x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, epsilon: float, centered: bool
-) -> jax.Array:
-  """Applies root mean square norm, or layer norm if `centered`, to float32 [..., size] over the last axis."""
-  if centered:
+def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, kind: str, epsilon: float) -> jax.Array:
+  """Applies a norm to float32 [..., size] over the last axis; see `Norm` for the kinds."""
+  if kind == "layer":
     x = x - jnp.mean(x, axis=-1, keepdims=True)
-  variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-  normed = x * jax.lax.rsqrt(variance + epsilon) * scale
+  if kind != "affine":
+    variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(variance + epsilon)
+  normed = x * scale
   return normed if bias is None else normed + bias
 
 
 class Norm(nnx.Module):
-  """Root mean square norm (Zhang & Sennrich 2019) or layer norm (Ba et al. 2016) over the last axis, in float32."""
+  """Norm over the last axis, in float32.
 
-  def __init__(self, config: TransformerConfig, size: int, *, axis: str = "embed"):
-    self.centered = config.norm == "layer"
+  Kinds: rms, the root mean square norm (Zhang & Sennrich 2019); layer, the layer norm (Ba et al. 2016); affine, only
+  scale and bias (NoNorm, Sun et al. 2020).
+  """
+
+  def __init__(self, config: TransformerConfig, size: int, *, axis: str = "embed", kind: str = ""):
+    self.kind = kind or config.norm
     self.epsilon = config.norm_epsilon
     self.offset = config.norm_offset
     start = jnp.zeros if self.offset else jnp.ones
     self.scale = nnx.Param(start(size, jnp.float32), axes=(axis,))
-    self.bias = bias(config, size, axis) if self.centered else None
+    self.bias = None if self.kind == "rms" else bias(config, size, axis)
 
   @property
   def factor(self) -> jax.Array:
@@ -191,7 +195,7 @@ class Norm(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [..., size] to the same shape, in the dtype of `x`."""
     shift = None if self.bias is None else self.bias[...]
-    normed = normalise(x.astype(jnp.float32), self.factor, shift, epsilon=self.epsilon, centered=self.centered)
+    normed = normalise(x.astype(jnp.float32), self.factor, shift, kind=self.kind, epsilon=self.epsilon)
     return normed.astype(x.dtype)
 
 
@@ -208,23 +212,29 @@ class DecoderPositions(nnx.Module):
 
 
 class Embed(nnx.Module):
-  """Token embedding; optionally adds learned embeddings of positions and segments."""
+  """Token embedding; optionally adds learned embeddings of positions and segments.
+
+  parts: number of token vectors that are concatenated before the projection to the model's width; with several, they
+    are projected first, and positions, segments and the norm have the model's width.
+  """
+
+  parts: ClassVar[int] = 1
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    width = config.embedding_dim or config.embed_dim
-    axis = "embed" if width == config.embed_dim else "factor"
+    width = config.embedding_width
+    added_width = width if self.parts == 1 else config.embed_dim
+    axis, added_axis = ("embed" if size == config.embed_dim else "factor" for size in (width, added_width))
     # Default standard deviation 1: T5 does not scale embeddings at the input.
     scale = config.init_scale or 1.0
     self.table = param(rngs, (config.vocab_size, width), ("vocab", axis), scale=scale)
-    rows = config.max_length + config.position_offset
-    learned = config.position_scheme.embedded
-    self.positions = param(rngs, (rows, width), ("positions", axis), scale=scale) if learned else None
-    types = config.segment_types
-    self.segments = param(rngs, (types, width), ("segments", axis), scale=scale) if types else None
-    self.norm = Norm(config, width, axis=axis) if config.embedding_norm else None
+    added = lambda rows, name: param(rngs, (rows, added_width), (name, added_axis), scale=scale)
+    rows, types = config.max_length + config.position_offset, config.segment_types
+    self.positions = added(rows, "positions") if config.position_scheme.embedded else None
+    self.segments = added(types, "segments") if types else None
+    self.norm = Norm(config, added_width, axis=added_axis) if config.embedding_norm else None
     factored = bool(config.embedding_dim)
-    shape, axes = (width, config.embed_dim), ("factor", None)
-    self.projection = param(rngs, shape, axes, scale=fan_in_scale(config, width)) if factored else None
+    shape, axes = (self.parts * width, config.embed_dim), ("factor", None)
+    self.projection = param(rngs, shape, axes, scale=fan_in_scale(config, shape[0])) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
     self.prompt: nnx.Param | None = None  # adapted models: [length, width], for ids after the table
     self.config = config
@@ -272,6 +282,12 @@ class Embed(nnx.Module):
     decoder_positions: DecoderPositions | None = None,
   ) -> jax.Array:
     """Looks up the embedding tables, followed by the norm if any: [batch, length, embedding width]; see `__call__`."""
+    return self.with_positions(
+      self.vectors(tokens), positions=positions, segments=segments, added=decoder_positions or self
+    )
+
+  def vectors(self, tokens: jax.Array) -> jax.Array:
+    """Looks up the tokens of a batch, int [batch, length] -> [batch, length, embedding width]."""
     # Rows are looked up in float32 and then cast, so that gradients of many positions are summed in float32. In
     # bfloat16 a sum stops growing at 256 equal terms, and the gradient of a token with 9,913 occurrences was wrong by
     # half. Devices also all-reduce the tables of positions and segments in float32: 845 MB a step instead of 754 for
@@ -284,20 +300,29 @@ class Embed(nnx.Module):
       x = jnp.where(behind[..., None] < 0, x, jnp.take(self.prompt[...], jnp.maximum(behind, 0), axis=0))
     x = sharding.shard(x.astype(self.dtype), "batch", "length", "embed")
     # Rounded as in Gemma's training, where the factor had the dtype of the activations.
-    x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
+    return x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
+
+  def with_positions(
+    self,
+    x: jax.Array,
+    *,
+    positions: jax.Array | None,
+    segments: jax.Array | None,
+    added: "DecoderPositions | Embed",
+  ) -> jax.Array:
+    """Adds positions and segments of the module `added` to [batch, length, width], followed by the norm if any."""
     small = lambda table: sharding.shard(table[...], None, None)
-    added = decoder_positions or self
     if added.positions is not None:
-      if positions is None and tokens.shape[1] > self.max_length:
+      if positions is None and x.shape[1] > self.max_length:
         raise ValueError(
-          f"config.model.max_length={self.max_length}: a sequence has {tokens.shape[1]} positions, but only "
+          f"config.model.max_length={self.max_length}: a sequence has {x.shape[1]} positions, but only "
           f"{self.max_length} positions are learned. Shorten the sequence."
         )
       # A slice instead of a gather if all sequences have the same positions; its gradient is small, too.
       learned = small(added.positions)[self.position_offset :]
-      x = x + (learned[: tokens.shape[1]] if positions is None else jnp.take(learned, positions, axis=0))
+      x = x + (learned[: x.shape[1]] if positions is None else jnp.take(learned, positions, axis=0))
     else:
-      places = jnp.arange(tokens.shape[1]) if positions is None else positions
+      places = jnp.arange(x.shape[1]) if positions is None else positions
       fixed = self.config.position_scheme.embedding(places, x.shape[-1])
       x = x if fixed is None else x + fixed
     if added.segments is not None:
@@ -306,6 +331,11 @@ class Embed(nnx.Module):
     if added.norm is not None:
       x = added.norm(x)
     return x.astype(self.dtype)
+
+  @classmethod
+  def multiply_adds(cls, config: TransformerConfig) -> float:
+    """Returns multiplications with parameters per position, for `model_flops`."""
+    return cls.parts * config.embedding_dim * config.embed_dim
 
   def project(self, x: jax.Array) -> jax.Array:
     """Maps [batch, length, embedding width] to [batch, length, embed]."""

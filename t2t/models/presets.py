@@ -5,7 +5,7 @@ The fields are in a dict, which a config may change.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
@@ -42,6 +42,11 @@ _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
 _ALBERT = _BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
 # Chung et al. 2021, table 8, as released.
 _REMBERT = {"base": (1152, 18, 4608, 32)}
+# Sun et al. 2020, table 1, with the released configs: attention of tiny reads only the narrow states.
+_MOBILEBERT = {
+  "base": {"num_feed_forwards": 4},
+  "tiny": {"num_feed_forwards": 2, "bottleneck_attention": True},
+}
 # Shoeybi et al. 2020, table 4.
 _MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
 # Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
@@ -102,11 +107,13 @@ _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
 _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
+T = TypeVar("T")
 T5_SIZES = tuple(_T5_1_1)
 TRANSFORMER_SIZES = tuple(_TRANSFORMER)
 BERT_SIZES = tuple(_BERT)
 ALBERT_SIZES = tuple(_ALBERT)
 REMBERT_SIZES = tuple(_REMBERT)
+MOBILEBERT_SIZES = tuple(_MOBILEBERT)
 MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
 XLM_SIZES = tuple(_XLM)
 AFRIBERTA_SIZES = tuple(_AFRIBERTA)
@@ -129,7 +136,7 @@ QWEN2_SIZES = tuple(_QWEN2)
 UL2_SIZES = tuple(_UL2)
 
 
-def _row(table: Mapping[str, tuple], size: str) -> tuple:
+def _row(table: Mapping[str, T], size: str) -> T:
   if size not in table:
     raise UserError(f"unknown size {size!r}. Known values: {', '.join(table)}{did_you_mean(size, table)}")
   return table[size]
@@ -303,6 +310,14 @@ def rembert(size: str) -> dict[str, object]:
   """RemBERT (Chung et al. 2021): a narrow input embedding, and a wide output embedding that fine-tuning drops."""
   changed = dict(vocab_size=250_300, embedding_dim=256, output_embedding_dim=1664, tied_logits=False, dropout_rate=0.0)
   return bert("base") | _encoder_row(_row(_REMBERT, size)) | changed
+
+
+def mobilebert(size: str) -> dict[str, object]:
+  """MobileBERT (Sun et al. 2020): deep and narrow, with bottlenecks around each block, and norms without statistics."""
+  changed: dict[str, object] = dict(embedding="trigram", embedding_dim=128, block="bottleneck", bottleneck_dim=128)
+  changed |= dict(norm="affine", logits_norm="layer", output_embedding_dim=512, mlp_activation="relu", dropout_rate=0.0)
+  changed |= _encoder_row((512, 4, 512, 24)) | {"head_dim": 32}
+  return bert("base") | changed | _row(_MOBILEBERT, size)
 
 
 def megatron_bert(size: str) -> dict[str, object]:

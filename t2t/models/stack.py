@@ -122,6 +122,7 @@ class Layer(nnx.Module):
     positions: positions_lib.Positions = positions_lib.NOWHERE,
     is_normed: jax.Array | bool = False,
     context: jax.Array | None = None,
+    attention_input: jax.Array | None = None,
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: AttentionMask | None = None,
     cross_layer: "Layer | None" = None,
@@ -140,6 +141,7 @@ class Layer(nnx.Module):
       mask, positions: mask and positions of the self-attention.
       is_normed: bool [], whether `x` is the output of a norm, so that the self-attention reads it directly.
       context: [batch, length, embed], residual stream from which the self-attention takes keys and values; None: `x`.
+      attention_input: input of the self-attention, with its width; None: the residual stream, normed.
       memory: input of the cross-attention, [batch, length, embed], or its keys and values.
       memory_mask: mask of the cross-attention.
       cross_layer: layer with the cross-attention, if this layer has none.
@@ -152,7 +154,7 @@ class Layer(nnx.Module):
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
-    normed = self._branch_input(x, self.self_attention_norm, is_normed)
+    normed = self._branch_input(x, self.self_attention_norm, is_normed) if attention_input is None else attention_input
     read = normed if context is None else self._branch_input(context, self.self_attention_norm, is_normed)
     kv = self.self_attention.keys_and_values(read, positions, dropout_key=keys[0])
     kv = attention.KVCache(*kv)
@@ -172,6 +174,16 @@ class Layer(nnx.Module):
     output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
     x = self._add(x, output.x, "mlp", keys[5], beside)
     return x, dataclasses.replace(cache, beside=task_cache) if probe is None else seen, output.aux
+
+  @classmethod
+  def multiply_adds(cls, config: TransformerConfig) -> float:
+    """Returns multiplications with parameters per position, without cross-attention, for `model_flops`."""
+    return config.attention_class.multiply_adds(config) + config.feed_forward_class.multiply_adds(config)
+
+  @classmethod
+  def inner_features(cls, config: TransformerConfig) -> float:
+    """Returns features per position of matrix outputs between the branches' inputs, except attention's."""
+    return config.feed_forward_class.inner_features(config)
 
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and layers shared from another stack
@@ -226,7 +238,7 @@ class Stack(nnx.Module):
     self.keeps_last_input = causal and config.future_tokens > 0
     bidirectional = not causal or config.bidirectional_prefix
     self.position_bias = config.position_scheme.stack_parameters(rngs, bidirectional=bidirectional)
-    make = lambda key: Layer(config, nnx.Rngs(key), cross=cross, only_cross=only_cross)
+    make = lambda key: config.block_class(config, nnx.Rngs(key), cross=cross, only_cross=only_cross)
     key = rngs.params()
     if config.share_layers:
       self.layer = make(key)

@@ -158,7 +158,7 @@ class BoundaryHead(nnx.Module):
       | {"table": gathered(embed.table, config.dtype), "bias": gathered(self.bias)},
     }
     scale = 1.0 if config.init_scale else config.embed_dim**-0.5  # as in `VocabularyHead`
-    logits = Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
+    logits = Logits(config.mlp_activation, config.norm_epsilon, config.norm, scale, config.logits_softcap)
     return jax.tree_util.Partial(_BoundaryLogits(logits), weights)
 
 

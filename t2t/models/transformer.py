@@ -115,7 +115,7 @@ class _Transformer(nnx.Module):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
-    self.embed = layers.Embed(config, rngs)
+    self.embed = config.embedding_class(config, rngs)
     self.head = heads.VocabularyHead(config, rngs) if config.vocabulary_head else None
     self.heads = heads.build(config, rngs)
 

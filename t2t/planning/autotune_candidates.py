@@ -196,7 +196,7 @@ class Estimate:
     width = 2 if model.dtype == "bfloat16" else 4
     # Features per position and layer: residual stream; matmul outputs; values between these.
     residual = model.embed_dim / tensor
-    joined, inner = model.num_heads * model.head_dim, model.feed_forward_class.inner_features(model)
+    joined, inner = model.num_heads * model.head_dim, model.block_class.inner_features(model)
     matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     per_token = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
     per_token[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor

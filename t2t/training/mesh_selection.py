@@ -41,7 +41,8 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   sizes = sharding.mesh_sizes(shape | {"fsdp": -1}, num_devices)
   most = sizes["fsdp"]
   model = config.model
-  widths = [width for width in (model.embed_dim, model.embedding_dim, model.output_embedding_dim) if width]
+  widths = (model.embed_dim, model.embedding_dim, model.output_embedding_dim, model.bottleneck_dim)
+  widths = [width for width in widths if width]
   sequence_size = sizes.get("sequence", 1)  # shards parameters along the same dimension as fsdp
   works = [
     n for n in range(1, most + 1) if most % n == 0 and all(width % (n * sequence_size) == 0 for width in widths)

@@ -66,8 +66,8 @@ def test_an_output_embedding_has_a_width_of_its_own():
   shapes = {path: x.shape for path, x in toy.flat(toy.split(toy.model(config))[1]).items()}
   assert shapes["embed/table"] == (40, 12) and shapes["head/transform"] == (16, 24)
   assert shapes["head/norm/scale"] == (24,) and shapes["head/projection"] == (24, 40)
-  for fields in ({"tied_logits": True}, {"logits_transform": False}):
-    with pytest.raises(UserError, match="output_embedding_dim=24 needs config.model.tied_logits=False and"):
+  for fields in ({"tied_logits": True, "embedding_dim": 24}, {"logits_transform": False}):
+    with pytest.raises(UserError, match="output_embedding_dim=24 needs config.model.logits_transform=True, and"):
       jax.eval_shape(lambda fields=fields: transformer.build(dataclasses.replace(config, **fields), nnx.Rngs(0)))
 
 

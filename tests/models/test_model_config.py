@@ -40,6 +40,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     # Released for fine-tuning, with the pooler and without the layers before the logits.
     ("albert", "xlarge", 58_724_864 - 2_048 * 2_049 + 2_048 * 128 + 128 + 2 * 128 + 30_000),
     ("albert", "xxlarge", 222_595_584 - 4_096 * 4_097 + 4_096 * 128 + 128 + 2 * 128 + 30_000),
+    # transformers' MobileBertForMaskedLM.
+    ("mobilebert", "base", 36_596_538),
     ("bart", "base", 139_420_416),
     ("bart", "large", 406_291_456),
     ("roberta", "base", 124_697_433),

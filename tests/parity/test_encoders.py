@@ -20,6 +20,7 @@ NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
 SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
 # DeBERTa: shorter than the sequences, so that far distances share a vector.
 EXACT = dict(relative_position_buckets=20, relative_position_max_distance=10)
+MOBILE = dict(embedding_dim=7, bottleneck_dim=12, head_dim=4, output_embedding_dim=18)
 FAMILIES = {
   "bert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=(NSP,)),
   "bert-untied": presets.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
@@ -28,6 +29,8 @@ FAMILIES = {
   "distilbert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11, heads=(SOP,)),
   "rembert": presets.rembert("base") | SHAPE | dict(max_length=40, embedding_dim=11, output_embedding_dim=25),
+  "mobilebert": presets.mobilebert("base") | SHAPE | MOBILE | dict(max_length=40, heads=(NSP,)),
+  "mobilebert-tiny": presets.mobilebert("tiny") | SHAPE | MOBILE | dict(max_length=40),
   # Global, local, local, global, local: sequences are longer than three windows.
   "modern_bert": presets.modern_bert("base")
   | SHAPE

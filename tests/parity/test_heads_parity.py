@@ -33,6 +33,7 @@ GEMMA = dict(
   norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu", num_decoder_layers=4
 )
 GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_every=2, global_attention_first=1)
+MOBILE = dict(embedding_dim=7, bottleneck_dim=12, head_dim=4, output_embedding_dim=18)
 BODIES = {
   "bert": presets.bert("base") | ENCODER | dict(segment_types=3),
   "roberta": presets.roberta("base") | ENCODER,
@@ -40,6 +41,8 @@ BODIES = {
   "distilbert": presets.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | ENCODER | dict(embedding_dim=11),
   "rembert": presets.rembert("base") | ENCODER | dict(embedding_dim=7, output_embedding_dim=27),
+  "mobilebert": presets.mobilebert("base") | ENCODER | MOBILE,
+  "mobilebert_tiny": presets.mobilebert("tiny") | ENCODER | MOBILE,
   "electra": presets.electra("base") | ENCODER | dict(embedding_dim=11),
   "modern_bert": presets.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
   "deberta": presets.deberta("base") | ENCODER | BUCKETS,
@@ -94,6 +97,12 @@ CASES = {
   "RemBertForMultipleChoice": Case("rembert", HeadConfig("choice", 1, "choice", dropout_rate=0.1)),
   "RemBertForTokenClassification": Case("rembert", named("names", 5, "tag", dropout_rate=0.1)),
   "RemBertForQuestionAnswering": Case("rembert", HeadConfig("span", 2, "span")),
+  "MobileBertForPreTraining": Case("mobilebert", HeadConfig("nsp", 2, labels=("next", "random")), pretrains=True),
+  "MobileBertForSequenceClassification": Case("mobilebert", named("nli", 3, "class", dropout_rate=0.3)),
+  "MobileBertForSequenceClassification-tiny": Case("mobilebert_tiny", named("nli", 3, "class", pooler="")),
+  "MobileBertForMultipleChoice": Case("mobilebert", HeadConfig("choice", 1, "choice")),
+  "MobileBertForTokenClassification": Case("mobilebert", named("names", 5, "tag")),
+  "MobileBertForQuestionAnswering": Case("mobilebert", HeadConfig("span", 2, "span")),
   "DistilBertForSequenceClassification": Case("distilbert", named("nli", 3, "class", pooler="relu")),
   "DistilBertForMultipleChoice": Case("distilbert", HeadConfig("copa", 1, "choice", pooler="relu", dropout_rate=0.4)),
   "DistilBertForTokenClassification": Case("distilbert", named("names", 5, "tag")),

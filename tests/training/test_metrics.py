@@ -78,7 +78,8 @@ def test_model_flops_of_a_decoder_alone(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", "roberta", "rembert"])
+@pytest.mark.exhaustive_from(3)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "rembert", "mobilebert"])
 def test_model_flops_of_an_encoder_alone(kind):
   """A quarter of the positions is predicted: one chunk of 8 tokens out of 32."""
   batch = toy.batch((8,) * 4, (1,) * 4, padded_to=(8, 1), architecture="encoder_only")
