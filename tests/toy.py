@@ -47,6 +47,7 @@ _ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
 _BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2)
 _DISENTANGLED = dict(positions="disentangled", relative_position_buckets=12, relative_position_max_distance=6)
 _FUNCTIONAL = dict(positions="functional_relative", relative_position_max_distance=3)
+_UNIVERSAL = dict(recurrence="universal", share_layers=True, positions="none", halting_threshold=0.9)
 _MOBILE = dict(norm="affine", logits_norm="layer", embedding="trigram", embedding_dim=6, output_embedding_dim=16)
 _MOBILE |= dict(block="bottleneck", bottleneck_dim=8, mlp_activation="relu")
 
@@ -78,6 +79,9 @@ KINDS: dict[str, TransformerConfig] = {
     **dict(scale_attention=True, scale_embedding=True, tied_logits=True, init_scale=0.2, logits_bias=True),
     broadcast_dropout=False,
   ),
+  "universal": config(**_UNIVERSAL, post_norm=True, share_stacks=True, num_encoder_layers=3),
+  "universal_gpt": decoder(**(_UNIVERSAL | dict(step_signal="learned"))),
+  "universal_bert": encoder(**_UNIVERSAL),
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
   "qwen2": decoder(

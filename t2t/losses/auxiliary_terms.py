@@ -44,7 +44,7 @@ class AuxiliaryTerms:
 
   @property
   def rows(self) -> Mapping[str, Term]:
-    return {} if self.model is None else self.model.feed_forward_class.terms(self.model)
+    return {} if self.model is None else self.model.auxiliary_terms
 
   def weights(self, batch: Batch) -> dict[str, jax.Array]:
     """Returns the weight of each term, over all layers; see `Loss.weights`."""
@@ -55,7 +55,7 @@ class AuxiliaryTerms:
     real = {side: self._real(batch, side) for side in self.sides}
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
     term_weights: dict[str, Any] = {
-      self.prefix + name: sum(layers[side] * term.weight(real[side]) for side in self.sides)
+      self.prefix + name: sum((layers[side] if term.per_layer else 1) * term.weight(real[side]) for side in self.sides)
       for name, term in rows.items()
     }
     return term_weights

@@ -22,10 +22,12 @@ class Term:
   coefficient: factor in the loss; 0.0: a metric only.
   weight: real positions, bool [batch, length], -> float32 [], the weight of one layer's sum. Weights of the parts of a
     batch must add up to the weight of the batch.
+  per_layer: whether each layer returns a sum; otherwise each stack returns one.
   """
 
   coefficient: float
   weight: Callable[[jax.Array], jax.Array] = number_of_positions
+  per_layer: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,11 @@ def of_layers(stacked: Auxiliary | tuple[Auxiliary, ...]) -> Auxiliary:
   if isinstance(stacked, tuple):
     stacked = jax.tree.map(lambda *values: jnp.stack(values), *stacked)
   return Auxiliary({name: jnp.sum(total) for name, total in stacked.terms.items()}, stacked.states)
+
+
+def with_outputs(aux: Auxiliary, added: Auxiliary) -> Auxiliary:
+  """Returns outputs of a stack's layers with the outputs of the stack itself."""
+  return Auxiliary({**aux.terms, **added.terms}, {**aux.states, **added.states})
 
 
 def of_stacks(**stacks: Auxiliary) -> Auxiliary:

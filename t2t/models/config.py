@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from t2t import UserError, did_you_mean
 from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
-from t2t.runtime.lazy_table import LazyTable
+from t2t.runtime.lazy_table import LazyTable, load
 
 if TYPE_CHECKING:
   import jax
@@ -27,6 +27,7 @@ POSITIONS: LazyTable[Any] = LazyTable(
     "alibi": "t2t.models.positions:Alibi",
     "disentangled": "t2t.models.disentangled:Disentangled",
     "functional_relative": "t2t.models.functional_relative:FunctionalRelative",
+    "none": "t2t.models.positions:Scheme",
   }
 )
 DISENTANGLED_TERMS = ("both", "content_to_position", "position_to_content")
@@ -45,6 +46,8 @@ ROTARY_SCALINGS: LazyTable[Any] = LazyTable(
 BLOCKS: LazyTable[Any] = LazyTable(
   {"transformer": "t2t.models.stack:Layer", "bottleneck": "t2t.models.bottleneck_block:Bottleneck"}
 )
+# config.model.recurrence -> a `stack.Recurrence`
+RECURRENCES: LazyTable[Any] = LazyTable({"universal": "t2t.models.universal:Universal"})
 # config.model.embedding -> a `layers.Embed`
 EMBEDDINGS: LazyTable[Any] = LazyTable(
   {"tokens": "t2t.models.layers:Embed", "trigram": "t2t.models.trigram_embedding:TrigramEmbed"}
@@ -217,6 +220,7 @@ class TransformerConfig:
   #: rotary (RoFormer),
   #: disentangled (a vector for each distance bucket beside content, DeBERTa),
   #: functional_relative (a fixed vector for each distance, added to keys and values, NEZHA)
+  #: none (no position information except masks and signals of steps)
   #: or learned (a table of max_length rows)
   positions: str = "relative"
   relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias or vector
@@ -283,6 +287,16 @@ class TransformerConfig:
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
   share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
+  #: loop over the shared layer: universal (signals of positions and steps before each step, Universal Transformer); "":
+  #: none
+  recurrence: str = ""
+  #: signals that recurrence adds before each step: sinusoidal (positions and steps as sines), learned (positions as
+  #: sines, and a learned vector for each step) or none
+  step_signal: str = "sinusoidal"
+  #: recurrence: sum of halting probabilities from which a position halts (adaptive computation time), such as 0.99;
+  #: 0.0: no halting
+  halting_threshold: float = 0.0
+  ponder_coefficient: float = 0.01  # factor in the loss of the mean number of steps, with halting_threshold
   #: encoder_decoder: the decoder shares the encoder's layers, except for its cross-attention
   share_stacks: bool = False
   # Embedding and head
@@ -428,6 +442,24 @@ class TransformerConfig:
     return BLOCKS[self.block]
 
   @property
+  def recurrence_class(self) -> Any:
+    """Returns the class of this config's `stack.Recurrence` from `RECURRENCES`; None: layers run one after another."""
+    if self.future_tokens:
+      return load("t2t.models.multi_token:LastInput")
+    return RECURRENCES[self.recurrence] if self.recurrence else None
+
+  @property
+  def auxiliary_terms(self) -> dict[str, Any]:
+    """Returns the auxiliary terms, `auxiliary.Term`, of the model's parts by name."""
+    parts = (self.feed_forward_class, self.recurrence_class)
+    return {name: term for part in parts if part is not None for name, term in part.terms(self).items()}
+
+  @property
+  def reads_real(self) -> bool:
+    """Returns True if layers or their recurrence read which positions hold a token."""
+    return self.feed_forward_class.reads_real or bool(self.recurrence)
+
+  @property
   def embedding_class(self) -> Any:
     """Returns this config's `layers.Embed` from `EMBEDDINGS`."""
     return EMBEDDINGS[self.embedding]
@@ -488,6 +520,7 @@ class TransformerConfig:
       ("positions", POSITIONS),
       ("rotary_scaling", ("", *ROTARY_SCALINGS)),
       ("block", BLOCKS),
+      ("recurrence", ("", *RECURRENCES)),
       ("embedding", EMBEDDINGS),
       ("feed_forward", FEED_FORWARD),
       ("attention", ATTENTIONS),
@@ -598,6 +631,11 @@ class TransformerConfig:
       raise UserError(
         f"config.model.bidirectional_prefix=True needs config.model.architecture=decoder_only, not {self.architecture}"
       )
+    if self.future_tokens and self.recurrence:
+      raise UserError(
+        f"config.model.future_tokens={self.future_tokens} and config.model.recurrence={self.recurrence} exclude each "
+        "other. Set config.model.future_tokens=0 or config.model.recurrence=''."
+      )
     if self.future_tokens and not self.kind.is_decoder_only:
       raise UserError(
         f"config.model.future_tokens={self.future_tokens} needs config.model.architecture=decoder_only, not "
@@ -609,6 +647,11 @@ class TransformerConfig:
           f"config.model.{field}={getattr(self, field)} needs config.model.block=bottleneck, not {self.block}. Set "
           f"config.model.{field}={unset}."
         )
+    if self.halting_threshold and not self.recurrence:
+      raise UserError(
+        f"config.model.halting_threshold={self.halting_threshold} needs config.model.recurrence=universal. Set these "
+        "keys, or config.model.halting_threshold=0.0."
+      )
     if self.branch_norm and self.post_norm:
       raise UserError("config.model.branch_norm=True needs config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:

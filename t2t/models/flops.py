@@ -25,6 +25,7 @@ def model_flops(
   queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # with output projection, and values
   own = config.attention_class
   block = config.block_class.multiply_adds(config)
+  block += config.recurrence_class.multiply_adds(config) if config.recurrence else 0
   encoder = config.num_encoder_layers * block * encoder_length
   encoder += 2 * joined * own.pairs(config, config.num_encoder_layers, encoder_length)
   decoder = config.num_decoder_layers * block * decoder_length

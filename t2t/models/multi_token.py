@@ -1,5 +1,6 @@
 """Multi-token prediction: layers beside the last one, each of which predicts a later token (Gloeckle et al. 2024)."""
 
+from collections.abc import Mapping
 import dataclasses
 
 from flax import nnx
@@ -8,6 +9,7 @@ import jax
 from t2t import UserError, sharding
 from t2t.models import attention, layers, remat
 from t2t.models import positions as positions_lib
+from t2t.models.auxiliary import Auxiliary, Hidden, Term
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Layer, Stack
@@ -23,6 +25,47 @@ def _check(config: TransformerConfig) -> None:
       f"{where} does not support config.model.feed_forward={config.feed_forward}, whose layers return auxiliary terms "
       "or carry states. Set --config.model.feed_forward=dense."
     )
+
+
+class LastInput(nnx.Module):
+  """A `stack.Recurrence` that returns the input of the last layer, auxiliary state "last_input"."""
+
+  adds_signals = False
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, num_layers: int):
+    del config, rngs, num_layers
+
+  def begin(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, x
+
+  def state(self, progress: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return progress[0]
+
+  def prepare(self, positions: jax.Array) -> None:
+    del positions
+
+  def enter(self, progress: tuple[jax.Array, jax.Array], index: jax.Array | int, prepared: None) -> jax.Array:
+    del index, prepared
+    return progress[0]
+
+  def leave(self, progress: tuple[jax.Array, jax.Array], x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    del progress
+    return y, x
+
+  def finish(self, progress: tuple[jax.Array, jax.Array], real: jax.Array | None) -> Hidden:
+    del real
+    x, last_input = progress
+    return Hidden(x, Auxiliary(states={"last_input": sharding.join_residual(last_input)}))
+
+  @classmethod
+  def terms(cls, config: TransformerConfig) -> Mapping[str, Term]:
+    del config
+    return {}
+
+  @classmethod
+  def multiply_adds(cls, config: TransformerConfig) -> float:
+    del config
+    return 0.0
 
 
 class FutureLayers(nnx.Module):

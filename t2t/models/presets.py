@@ -64,6 +64,8 @@ _DEBERTA_V3 = {"xsmall": (384, 6, 1536, 12), "small": (768, 12, 3072, 6)} | _BER
 # Weller et al. 2025, table 1; each as an encoder and as a decoder.
 _ETTIN = {"17m": (256, 4, 384, 7), "32m": (384, 6, 576, 10), "68m": (512, 8, 768, 19)}
 _ETTIN |= {"150m": _MODERN_BERT["base"], "400m": _MODERN_BERT["large"], "1b": (1792, 28, 3840, 28)}
+# tensor2tensor's universal_transformer.py; layers are steps on each side, twice as many at most if they are adaptive.
+_UNIVERSAL = {"base": (1024, 16, 4096, 6), "big": (2048, 16, 8192, 6)}
 # Radford et al. 2019, table 2, as released: small has 124 M parameters and is often called gpt2.
 _GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
 _GPT2["xl"] = (1600, 25, 6400, 48)
@@ -114,6 +116,7 @@ BERT_SIZES = tuple(_BERT)
 ALBERT_SIZES = tuple(_ALBERT)
 REMBERT_SIZES = tuple(_REMBERT)
 MOBILEBERT_SIZES = tuple(_MOBILEBERT)
+UNIVERSAL_SIZES = (*_UNIVERSAL, *(f"adaptive_{size}" for size in _UNIVERSAL))
 MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
 XLM_SIZES = tuple(_XLM)
 AFRIBERTA_SIZES = tuple(_AFRIBERTA)
@@ -420,6 +423,42 @@ def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
 def gpt2(size: str) -> dict[str, object]:
   """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, tied logits."""
   return _gpt(_row(_GPT2, size), vocab_size=50_257, max_length=1024)
+
+
+def universal_transformer(size: str) -> dict[str, object]:
+  """Universal Transformer (Dehghani et al. 2019): one shared layer, signals of positions and steps before each step.
+
+  The fields are those of tensor2tensor's universal_transformer_base and _big: norms before the branches, learned
+  signals of steps, and no adaptive computation time, which adaptive_ adds. Projections of attention have biases, but
+  tensor2tensor's have none.
+  """
+  is_adaptive, width = size.startswith("adaptive_"), size.removeprefix("adaptive_")
+  embed_dim, num_heads, mlp_dim, num_layers = _row(_UNIVERSAL, width)
+  steps = 2 * num_layers if is_adaptive else num_layers
+  return _fields(
+    architecture="encoder_decoder",
+    vocab_size=32_768,
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=embed_dim // num_heads,
+    mlp_dim=mlp_dim,
+    num_encoder_layers=steps,
+    num_decoder_layers=steps,
+    positions="none",
+    recurrence="universal",
+    share_layers=True,
+    step_signal="learned",
+    halting_threshold=0.99 if is_adaptive else 0.0,
+    scale_attention=True,
+    norm="layer",
+    biases=True,
+    mlp_activation="relu",
+    scale_embedding=True,
+    tied_logits=True,
+    init_scale=embed_dim**-0.5,
+    dropout_rate=0.3,
+    broadcast_dropout=False,
+  )
 
 
 def gpt1(size: str) -> dict[str, object]:

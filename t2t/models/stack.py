@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from flax import nnx
 import jax
@@ -28,6 +28,35 @@ class LearnedKeys(Protocol):
 
   def __call__(self) -> attention.KVCache:
     """Returns keys and values, [layers, kv heads, length, kv]."""
+
+
+class Recurrence(Protocol):
+  """A module that changes inputs and outputs of the layers of a stack, with a state of its own type in between.
+
+  Its class also has `terms` and `multiply_adds`, as `FeedForward` has.
+
+  adds_signals: whether `enter` adds to the hidden states, which are not the output of a norm then.
+  """
+
+  adds_signals: ClassVar[bool]
+
+  def begin(self, x: jax.Array) -> Any:
+    """Returns the state before the first layer."""
+
+  def state(self, progress: Any) -> jax.Array:
+    """Returns the hidden states, [batch, length, embed]."""
+
+  def prepare(self, positions: jax.Array) -> Any:
+    """Returns values common to all layers, of positions, int [batch or 1, length], counted in each text."""
+
+  def enter(self, progress: Any, index: jax.Array | int, prepared: Any) -> jax.Array:
+    """Returns the input of the layer with this index."""
+
+  def leave(self, progress: Any, x: jax.Array, y: jax.Array) -> Any:
+    """Returns the state after a layer with input `x` and output `y`."""
+
+  def finish(self, progress: Any, real: jax.Array | None) -> auxiliary.Hidden:
+    """Returns the output after the last layer, before the stack's norm, with auxiliary outputs of the stack."""
 
 
 class SmallAttentions(Protocol):
@@ -235,7 +264,6 @@ class Stack(nnx.Module):
   ):
     self.num_layers = num_layers
     self.config = config
-    self.keeps_last_input = causal and config.future_tokens > 0
     bidirectional = not causal or config.bidirectional_prefix
     self.position_bias = config.position_scheme.stack_parameters(rngs, bidirectional=bidirectional)
     make = lambda key: config.block_class(config, nnx.Rngs(key), cross=cross, only_cross=only_cross)
@@ -247,6 +275,8 @@ class Stack(nnx.Module):
     beside_first = None if causal else config.beside_first_class
     self.beside_first: BesideFirst | None = None if beside_first is None else beside_first(config, rngs)
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
+    make_recurrence = config.recurrence_class
+    self.recurrence: Recurrence | None = make_recurrence and make_recurrence(config, rngs, num_layers=num_layers)
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
     self.prefix: LearnedKeys | None = None  # adapted models: learned keys before a row's own
     self.pals: SmallAttentions | None = None  # adapted models with several tasks
@@ -286,6 +316,8 @@ class Stack(nnx.Module):
 
   def is_normed(self, index: jax.Array | int) -> jax.Array | bool:
     """Returns whether a layer's input is the output of a norm, as for ModernBERT's first layer (Warner et al. 2024)."""
+    if self.recurrence is not None and self.recurrence.adds_signals:
+      return False
     return self.config.embedding_norm and not self.config.post_norm and index == 0
 
   def __call__(
@@ -309,7 +341,6 @@ class Stack(nnx.Module):
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """Maps [batch, length, embed] to the same shape, normed; also returns all layers' cache and auxiliary outputs.
 
-    If the stack `keeps_last_input`, the auxiliary states have the input of the last layer, "last_input".
     With `every_layer` the result is [layers + 1, batch, length, embed]: the embedded tokens and each layer's output. In
     pre-norm models only the last of them is normed.
 
@@ -356,9 +387,12 @@ class Stack(nnx.Module):
 
     scheme = config.position_scheme
     mask_queries = scheme.mask_queries(self.position_bias, call) if predicts and scheme.decodes_masks else None
+    recurrence: Any = self.recurrence
+    prepared = recurrence and recurrence.prepare(self._positions(x, mask))
 
-    def run(x, inputs):
-      x = checkpoint_name(x, "input")
+    def run(progress, inputs):
+      x = recurrence.enter(progress, inputs["index"], prepared) if recurrence else progress
+      entered = x = checkpoint_name(x, "input")
       layer, borrowed = (self.layer, body) if config.share_layers else inputs["weights"]
       index, key = inputs["index"], inputs["key"]
       run_layer = functools.partial(
@@ -391,52 +425,41 @@ class Stack(nnx.Module):
       if self.beside_first is not None:
         beside = functools.partial(self.beside_first, first, mask=mask, dropout_key=beside_key)
         output = jax.lax.cond(index == 0, beside, lambda output: output, output)
-      return output, (cached if keep_cache or probe is not None else None, output if every_layer else None, aux)
+      progress = recurrence.leave(progress, entered, output) if recurrence else output
+      output = recurrence.state(progress) if recurrence else output
+      return progress, (cached if keep_cache or probe is not None else None, output if every_layer else None, aux)
 
     broadcast_axis = -2 if config.broadcast_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.split_residual(x)
     first = x
-    x, last_input, (cached, states, aux) = self._run_all(run, x, layer_inputs, apart=apart)
+    progress = recurrence.begin(x) if recurrence else x
+    progress, (cached, states, aux) = self._run_all(run, progress, layer_inputs, apart=apart)
+    output = recurrence.finish(progress, real) if recurrence else auxiliary.Hidden(progress)
+    x, aux = output.x, auxiliary.with_outputs(auxiliary.of_layers(aux), output.aux)
     x = x if self.norm is None else self.norm(x)
     if config.broadcast_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
     x = sharding.join_residual(x)
     if every_layer:
       x = jnp.concatenate([first[None], states[:-1], x[None]])
-    aux = auxiliary.of_layers(aux)
-    if last_input is not None:
-      aux = dataclasses.replace(aux, states={**aux.states, "last_input": sharding.join_residual(last_input)})
     return x, cached if keep_cache or probe is not None else None, aux
 
-  def _run_all(
-    self, run: Callable, x: jax.Array, layer_inputs: dict[str, Any], *, apart: bool
-  ) -> tuple[jax.Array, jax.Array | None, Any]:
-    """Runs the layers in sequence; returns the output, the last layer's input if kept, and all layers' other outputs.
+  def _positions(self, x: jax.Array, mask: AttentionMask) -> jax.Array:
+    """Returns the position of each query in its text, int [batch or 1, length], after learned keys."""
+    return self.front + (jnp.arange(x.shape[1])[None] if mask.positions is None else mask.positions)
 
-    Args:
-      run: a layer, (x, inputs) -> (x, other outputs).
-      x: input of the first layer.
-      layer_inputs: argument -> values of all layers, stacked, or tuples if `apart`.
-      apart: see above.
-    """
+  def _run_all(self, run: Callable, x: Any, layer_inputs: dict[str, Any], *, apart: bool) -> tuple[Any, Any]:
+    """Runs the layers in sequence; `layer_inputs`: argument -> values of all layers, stacked, or tuples if `apart`."""
     if self.config.remat != "none":
       # The scan already prevents XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
 
-    def run_layer(carry, inputs):
-      x, output = run(carry[0], inputs)
-      return (x, carry[0] if self.keeps_last_input else None), output
-
-    carry = x, x if self.keeps_last_input else None
     if not apart:
-      num_unrolled = unrolled(self.num_layers, self.config.unroll)
-      carry, stacked = jax.lax.scan(run_layer, carry, layer_inputs, unroll=num_unrolled)
-      return carry[0], carry[1], stacked
+      return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
     outputs = []
     for index in range(self.num_layers):
-      inputs = {name: None if part is None else part[index] for name, part in layer_inputs.items()}
-      carry, output = run_layer(carry, inputs)
+      x, output = run(x, {name: None if part is None else part[index] for name, part in layer_inputs.items()})
       outputs.append(output)
     # Same structure as from a scan: a tree of tuples, not a tuple of trees.
-    return carry[0], carry[1], tuple(zip(*outputs, strict=True))
+    return x, tuple(zip(*outputs, strict=True))

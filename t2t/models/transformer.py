@@ -201,7 +201,7 @@ class _Transformer(nnx.Module):
   def _real(self, batch: Batch, side: str, length: int) -> jax.Array | None:
     """Returns which of `length` positions hold a token, prompt included; None: all, or no layer reads it."""
     is_known = f"{side}_segment_ids" in batch or side == "encoder" or "decoder_target_tokens" in batch
-    if not self.config.feed_forward_class.reads_real or not is_known:
+    if not self.config.reads_real or not is_known:
       return None
     real = real_positions(batch, side)
     return jnp.pad(real, [(0, 0), (length - real.shape[1], 0)], constant_values=True)
@@ -245,7 +245,7 @@ class _Transformer(nnx.Module):
       state.segments,
       query_offset=position,
       ancestors=ancestors,
-      positions=jnp.broadcast_to(positions, (columns.shape[0], 1)) if self.decoder.front else None,
+      positions=jnp.broadcast_to(positions, (columns.shape[0], 1)),
       causal=True,
     )
     positions = jnp.broadcast_to(positions + self.decoder.front, columns.shape)
@@ -460,7 +460,7 @@ class DecoderOnly(_Transformer):
       self.embed(tokens, positions=positions + self.decoder.front),
       mask=mask,
       tasks=_of_rows(batch),
-      real=real > 0 if self.config.feed_forward_class.reads_real else None,
+      real=real > 0 if self.config.reads_real else None,
       keep_cache=True,
     )
     make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])

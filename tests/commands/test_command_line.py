@@ -39,6 +39,7 @@ FAMILIES = {
   "xlm_r": ("base", "large"),
   "afriberta": ("small", "base", "large"),
   "rembert": ("base",),
+  "universal_transformer": ("base", "big", "adaptive_base", "adaptive_big"),
   "mobilebert": ("base", "tiny"),
   "megatron_bert": ("336m", "1_3b", "3_9b"),
   "megatron_gpt": ("355m", "2_5b", "8_3b"),
