@@ -19,18 +19,22 @@ import numpy as np
 from t2t import UserError, accelerators
 
 # From the slowest links to the fastest: between slices, within a slice, between neighbours.
-MESH_AXES = ("dcn_data", "data", "fsdp", "sequence", "tensor")
+MESH_AXES = ("dcn_data", "data", "fsdp", "expert", "sequence", "tensor")
 # Mesh axes that exist only with a size other than 1.
-_OPTIONAL = ("dcn_data", "sequence")
+_OPTIONAL = ("dcn_data", "expert", "sequence")
 
 _COPIES = ("dcn_data", "data")  # axes along which parameters are replicated
-_BATCH, _PARAMETER = (*_COPIES, "fsdp"), ("fsdp", "sequence")
+_ROWS = (*_COPIES, "fsdp")
+_BATCH, _PARAMETER = (*_ROWS, "expert"), ("fsdp", "expert", "sequence")
 
 # logical axis -> (mesh axes of an activation, mesh axes of a parameter)
 RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | None]] = {
   "batch": (_BATCH, None),
   "copies": (_COPIES, None),
-  "rows": ("fsdp", None),  # rows of one copy
+  "rows": (("fsdp", "expert"), None),  # rows of one copy
+  "experts": ("expert", "expert"),  # an expert's matrices are on its devices; other axes of it are not split there
+  "expert_rows": (_ROWS, None),  # rows at the devices of an expert, see `models.moe`
+  "routes": (None, None),
   "length": ("sequence", None),
   "tokens": ((*_BATCH, "sequence"), None),
   "embed": (None, _PARAMETER),
@@ -196,14 +200,17 @@ def _granules(devices: list[jax.Device]) -> list[list[jax.Device]]:
 
 
 def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int]) -> PartitionSpec:
-  entries = []
+  entries: list[Any] = []
+  taken: set[str] = set()
   for axis in axes:
     if axis == "any":
       entries.append(PartitionSpec.UNCONSTRAINED)
       continue
     names = None if axis is None else RULES[axis][column]
     names = (names,) if isinstance(names, str) else names
-    names = tuple(name for name in names or () if name in used)
+    # An array is split once along a mesh axis, for its first logical axis with it.
+    names = tuple(name for name in names or () if name in used and name not in taken)
+    taken.update(names)
     entries.append(names if len(names) > 1 else (names[0] if names else None))
   return PartitionSpec(*entries)
 
@@ -411,6 +418,36 @@ def of_each_copy(placed: NamedSharding) -> NamedSharding:
   """Returns the sharding of an array with a leading axis of `num_copies()` and entries sharded as `placed`."""
   axes = tuple(axis for axis in _COPIES if axis in placed.mesh.shape)
   return NamedSharding(placed.mesh, PartitionSpec(axes, *placed.spec))
+
+
+def sum_of_copies(x: jax.Array) -> jax.Array:
+  """Returns the sum over all copies inside of `by_copy`; elsewhere `x`."""
+  return jax.lax.psum(x, "copies") if _in_a_copy.get() else x
+
+
+def _along(axis: str) -> tuple[str, ...]:
+  names, shape = RULES[axis][0], _free()
+  return tuple(name for name in ((names,) if isinstance(names, str) else names or ()) if shape.get(name, 1) > 1)
+
+
+def shard_index(axis: str) -> jax.Array | int:
+  """Returns the index of this device's part along a logical axis, within `per_device`."""
+  return jax.lax.axis_index(names) if (names := _along(axis)) else 0
+
+
+def all_gather(x: jax.Array, axis: str) -> jax.Array:
+  """Concatenates the parts of the devices along a logical axis by the first dimension, within `per_device`."""
+  return jax.lax.all_gather(x, names, tiled=True) if (names := _along(axis)) else x
+
+
+def reduce_scatter(x: jax.Array, axis: str) -> jax.Array:
+  """Sums over the devices along a logical axis and splits the first dimension among them, within `per_device`."""
+  return jax.lax.psum_scatter(x, names, tiled=True) if (names := _along(axis)) else x
+
+
+def all_sum(x: jax.Array, axis: str) -> jax.Array:
+  """Sums over the devices along a logical axis, within `per_device`."""
+  return jax.lax.psum(x, names) if (names := _along(axis)) else x
 
 
 def most_of_copies(x: jax.Array) -> jax.Array:

@@ -51,6 +51,8 @@ _UNIVERSAL = dict(recurrence="universal", share_layers=True, positions="none", h
 _MOBILE = dict(norm="affine", logits_norm="layer", embedding="trigram", embedding_dim=6, output_embedding_dim=16)
 _MOBILE |= dict(block="bottleneck", bottleneck_dim=8, mlp_activation="relu")
 
+_MOE = dict(feed_forward="moe", moe_experts=4)
+
 # Kinds of models: each config switch is set in one model of each architecture that has it. Initial weights are T5's,
 # because BERT's and GPT-2's are so small that outputs hardly depend on anything.
 KINDS: dict[str, TransformerConfig] = {
@@ -141,6 +143,14 @@ KINDS: dict[str, TransformerConfig] = {
   "nezha": encoder(**(_BERT | _FUNCTIONAL)),
   "functional_t5": config(**_FUNCTIONAL),
   "functional_gpt": decoder(**_FUNCTIONAL, num_kv_heads=2, scale_attention=True),
+  # Without dropped tokens, which depend on the other tokens of a row.
+  "switch": config(
+    mlp_activation="relu", num_decoder_layers=4, moe_every=2, moe_first=1, moe_capacity_factor=4.0, **_MOE
+  ),
+  "mixtral": decoder(
+    mlp_activation="gated_silu", moe_experts_per_token=2, moe_normalize_gates=True, **(_MOE | _ROTARY)
+  ),
+  "moe_bert": encoder(moe_experts_per_token=2, moe_every=3, moe_capacity_factor=2.0, **(_MOE | _BERT)),
 }
 
 # One of each architecture, which together set most switches: the kinds that `make test` uses.

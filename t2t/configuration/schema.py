@@ -647,6 +647,7 @@ class MeshConfig:
   dcn_data: int = key(1, "data parallelism between slices, over the data centre's network: the number of slices")
   data: int = key(1, "data parallelism: splits the batch, copies parameters")
   fsdp: int = key(0, "fully sharded data parallelism: splits batch and parameters; 0: automatic, the rest is data")
+  expert: int = key(1, "expert parallelism: splits experts and the batch, and other parameters as well")
   sequence: int = key(1, "sequence parallelism: splits long sequences, and parameters as well")
   tensor: int = key(1, "tensor parallelism: splits heads, feed-forward layers and vocabulary")
   physical_layout: Texts = key(
@@ -851,7 +852,7 @@ FIRST = {
   "logging": (),
   "nan_policy": (),
   "init": ("checkpoint", "use_model_config"),
-  "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
+  "mesh": ("dcn_data", "data", "fsdp", "expert", "sequence", "tensor"),
   "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
   + ("dropout_rate", "dtype", "remat"),
 }

@@ -53,7 +53,9 @@ class AuxiliaryTerms:
       return {}
     assert self.model is not None
     real = {side: self._real(batch, side) for side in self.sides}
-    layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
+    pattern = self.model.feed_forward_pattern
+    share = pattern.count(self.model.feed_forward) / len(pattern)  # of the layers, those with the terms
+    layers = {"encoder": share * self.model.num_encoder_layers, "decoder": share * self.model.num_decoder_layers}
     term_weights: dict[str, Any] = {
       self.prefix + name: sum((layers[side] if term.per_layer else 1) * term.weight(real[side]) for side in self.sides)
       for name, term in rows.items()

@@ -1,9 +1,7 @@
 """Auxiliary outputs of layers: sums that become terms of every loss, and states."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-import functools
-import operator
 from typing import Any
 
 import jax
@@ -86,8 +84,9 @@ def hidden_of(output: jax.Array | Hidden) -> Hidden:
 
 def of_layers(stacked: Auxiliary | tuple[Auxiliary, ...]) -> Auxiliary:
   """Combines the outputs of a stack's layers, stacked by a scan or in a tuple."""
-  if isinstance(stacked, tuple):
-    stacked = jax.tree.map(lambda *values: jnp.stack(values), *stacked)
+  if isinstance(stacked, tuple):  # layers may have different terms
+    states = jax.tree.map(lambda *values: jnp.stack(values), *(dict(aux.states) for aux in stacked))
+    return Auxiliary(_added(stacked), states)
   return Auxiliary({name: jnp.sum(total) for name, total in stacked.terms.items()}, stacked.states)
 
 
@@ -96,9 +95,16 @@ def with_outputs(aux: Auxiliary, added: Auxiliary) -> Auxiliary:
   return Auxiliary({**aux.terms, **added.terms}, {**aux.states, **added.states})
 
 
+def _added(parts: Iterable[Auxiliary]) -> dict[str, jax.Array]:
+  """Returns the sum of each term over the parts with the term."""
+  sums: dict[str, jax.Array] = {}
+  for aux in parts:
+    for name, total in aux.terms.items():
+      sums[name] = sums[name] + total if name in sums else total
+  return sums
+
+
 def of_stacks(**stacks: Auxiliary) -> Auxiliary:
   """Combines the outputs of a model's stacks, given by side: terms are added, states keep separate names."""
-  names = dict.fromkeys(name for aux in stacks.values() for name in aux.terms)
-  total = lambda name: functools.reduce(operator.add, (aux.terms[name] for aux in stacks.values() if name in aux.terms))
   states: dict[str, Any] = {f"{side}/{name}": x for side, aux in stacks.items() for name, x in aux.states.items()}
-  return Auxiliary({name: total(name) for name in names}, states)
+  return Auxiliary(_added(stacks.values()), states)

@@ -53,7 +53,7 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
   {"tokens": "t2t.models.layers:Embed", "trigram": "t2t.models.trigram_embedding:TrigramEmbed"}
 )
 # config.model.feed_forward -> a `feed_forward.FeedForward`
-FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
+FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp", "moe": "t2t.models.moe:Moe"})
 # config.model.attention -> a subclass of `attention.Attention`, for self-attention
 ATTENTIONS: LazyTable[Any] = LazyTable(
   {"full": "t2t.models.attention:Attention", "longformer": "t2t.models.longformer:LongformerAttention"}
@@ -99,6 +99,9 @@ _MAY_BE_ZERO = (
   "segment_types",
   "future_tokens",
   "unroll",
+  "moe_experts",
+  "moe_first",
+  "moe_capacity",
 )
 
 
@@ -284,8 +287,18 @@ class TransformerConfig:
   beside_first: str = ""  # branch beside an encoder's first layer: convolution (DeBERTa v2); "": none
   beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
   qkv_biases: bool = False  # biases in the projections of queries, keys and values, without other biases (Qwen 2)
-  feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
+  feed_forward: str = "dense"  # the layers' second branch: dense (one MLP) or moe (mixture of experts)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
+  moe_experts: int = 0  # number of experts of a layer
+  moe_experts_per_token: int = 1  # experts that compute a token: 1 (Switch) or 2 (ST-MoE, Mixtral)
+  moe_every: int = 1  # every n-th layer has experts, the others are dense (Switch 2, ST-MoE 4, Mixtral 1)
+  moe_first: int = 0  # index of the first layer with experts, below n (Switch 1)
+  moe_capacity_factor: float = 0.0  # slots of an expert per row, as a multiple of the mean; 0: no token is dropped
+  moe_capacity: int = 0  # slots of an expert per row, as a number of tokens; 0: moe_capacity_factor
+  moe_normalize_gates: bool = False  # gates of the selected experts sum to 1 (Mixtral)
+  moe_balance_loss: float = 0.0  # coefficient of the loss for balanced experts (Switch 0.01)
+  moe_z_loss: float = 0.0  # coefficient of the squared log-sum-exp of the router's logits (ST-MoE 0.001)
+  moe_jitter: float = 0.0  # in training the router's input is multiplied by 1 - jitter to 1 + jitter (Switch 0.01)
   share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
   #: loop over the shared layer: universal (signals of positions and steps before each step, Universal Transformer); "":
   #: none
@@ -480,6 +493,11 @@ class TransformerConfig:
     return ATTENTIONS[self.attention]
 
   @property
+  def feed_forward_pattern(self) -> tuple[str, ...]:
+    """Returns rows of `FEED_FORWARD` that the layers of a stack have in turn; one row: all layers are alike."""
+    return self.feed_forward_class.pattern(self)
+
+  @property
   def most_positions(self) -> int:
     """Returns the longest sequence that the model can read; 0: unlimited."""
     scheme = self.position_scheme
@@ -573,6 +591,7 @@ class TransformerConfig:
       )
     self._check_layers()
     self._check_attention()
+    self._check_feed_forward()
     # Config files and config.json contain dicts.
     object.__setattr__(self, "heads", tuple(_head(head) for head in self.heads))
     names = [head.name for head in self.heads]
@@ -664,6 +683,16 @@ class TransformerConfig:
         "config.model.own_decoder_positions=True needs config.model.architecture=encoder_decoder and "
         f"config.model.positions=learned, not {self.architecture} and {self.positions}"
       )
+
+  def _check_feed_forward(self) -> None:
+    """Checks that settings of a feed-forward layer, which begin with the layer's name, have an effect."""
+    for field in dataclasses.fields(self):
+      layer = field.name.partition("_")[0]
+      if layer in FEED_FORWARD and layer != self.feed_forward and getattr(self, field.name) != field.default:
+        raise UserError(
+          f"config.model.{field.name}={getattr(self, field.name)} needs config.model.feed_forward={layer}, not "
+          f"{self.feed_forward}. Set --config.model.feed_forward={layer}, or config.model.{field.name}={field.default}."
+        )
 
   def _check_attention(self) -> None:
     if self.num_heads % self.kv_heads:

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from t2t import sharding
 from t2t.models import layers
 from t2t.models.auxiliary import Carried, Hidden, Term
-from t2t.models.config import TransformerConfig
+from t2t.models.config import FEED_FORWARD, TransformerConfig
 
 
 class FeedForward(nnx.Module):
@@ -53,6 +53,15 @@ class FeedForward(nnx.Module):
     raise NotImplementedError
 
   @classmethod
+  def pattern(cls, config: TransformerConfig) -> tuple[str, ...]:
+    """Returns rows of `FEED_FORWARD` that the layers have in turn: layer i has row i modulo the length.
+
+    The number of layers must be a multiple of the length. Terms are those of `config.feed_forward`, and layers with
+    carried states cannot alternate with others.
+    """
+    return (config.feed_forward,)
+
+  @classmethod
   def terms(cls, config: TransformerConfig) -> Mapping[str, Term]:
     """Returns the auxiliary terms of each call by name."""
     del config
@@ -73,6 +82,27 @@ class FeedForward(nnx.Module):
   def inner_features(cls, config: TransformerConfig) -> float:
     """Returns features per position of the layer's inner matrix outputs, which the backward pass may keep."""
     raise NotImplementedError
+
+
+class Alternating(nnx.Module):
+  """Feed-forward layers of a stack whose layers differ: for each row of the pattern a module with a leading axis.
+
+  Parameters are under mlp/ROW/; only layers with a row have its parameters.
+  """
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, num_layers: int):
+    self.pattern = config.feed_forward_pattern
+    for row in dict.fromkeys(self.pattern):
+      keys = jax.random.split(rngs.params(), num_layers // len(self.pattern) * self.pattern.count(row))
+      make = functools.partial(FEED_FORWARD[row], config)
+      setattr(self, row, jax.vmap(lambda key, make=make: make(nnx.Rngs(key)))(keys))
+
+  def of_layer(self, index: int) -> FeedForward:
+    """Returns the feed-forward layer of the layer with this index."""
+    group, place = divmod(index, len(self.pattern))
+    row = self.pattern[place]
+    position = group * self.pattern.count(row) + self.pattern[:place].count(row)
+    return jax.tree.map(lambda x: x[position], getattr(self, row))
 
 
 class Mlp(FeedForward):

@@ -15,6 +15,7 @@ from t2t.models import attention, auxiliary, layers, remat
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
+from t2t.models.feed_forward import Alternating
 from t2t.models.masks import AttentionMask
 
 T = TypeVar("T")
@@ -84,7 +85,8 @@ class BesideFirst(Protocol):
 class Layer(nnx.Module):
   """Residual block: self-attention, optional cross-attention, feed-forward; norms before or after the branches.
 
-  With `only_cross` it has just a cross-attention, and another layer has the rest (see `__call__`).
+  With `only_cross` it has just a cross-attention, and another layer has the rest (see `__call__`). A stack of layers
+  with different feed-forward layers sets `mlp` itself.
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
@@ -99,7 +101,7 @@ class Layer(nnx.Module):
       self.cross_attention = attention.Attention(config, rngs, cross=True)
     if not only_cross:
       self.mlp_norm = layers.Norm(config, config.embed_dim)
-      self.mlp = config.feed_forward_class(config, rngs)
+      self.mlp = config.feed_forward_class(config, rngs) if len(config.feed_forward_pattern) == 1 else None
     branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
     branch_norms = (
       nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
@@ -221,7 +223,24 @@ Caches = attention.KVCache | tuple[attention.KVCache, ...]  # with a leading "la
 
 def unstack_layers(stacked: T, num_layers: int) -> tuple[T, ...]:
   """Splits a tree of stacked arrays into a tuple of one tree per layer."""
-  return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
+  alternates = lambda x: isinstance(x, Alternating)
+  pick = lambda x, index: x.of_layer(index) if alternates(x) else x[index]
+  return tuple(jax.tree.map(functools.partial(pick, index=i), stacked, is_leaf=alternates) for i in range(num_layers))
+
+
+def _in_groups(run: Callable, size: int) -> Callable:
+  """Returns a function that runs `size` layers in sequence, from the inputs of one to the stacked inputs of all."""
+
+  def run_group(x, inputs):
+    outputs = []
+    for layer_inputs in unstack_layers(inputs, size):
+      x, (cached, state, aux) = run(x, layer_inputs)
+      outputs.append((cached, state, aux))
+    cached, states, aux = zip(*outputs, strict=True)
+    stacked = jax.tree.map(lambda *values: jnp.stack(values), *zip(cached, states, strict=True))
+    return x, (*stacked, auxiliary.of_layers(aux))
+
+  return run_group
 
 
 def unrolled(num_layers: int, requested: int = 0) -> int:
@@ -274,6 +293,8 @@ class Stack(nnx.Module):
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
     beside_first = None if causal else config.beside_first_class
     self.beside_first: BesideFirst | None = None if beside_first is None else beside_first(config, rngs)
+    if len(config.feed_forward_pattern) > 1 and not only_cross:
+      self.own_layers.mlp = nnx.data(Alternating(config, rngs, num_layers=num_layers))
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     make_recurrence = config.recurrence_class
     self.recurrence: Recurrence | None = make_recurrence and make_recurrence(config, rngs, num_layers=num_layers)
@@ -298,19 +319,21 @@ class Stack(nnx.Module):
   def ready_weights(self, body: Layer | None = None) -> Weights | tuple[Weights, ...]:
     """Returns `weights` prepared for many calls: matrices in the activations' dtype, on a CPU split by layer."""
     # Vectors, which have two dimensions here, stay float32, because norms are computed in float32.
-    cast = lambda x: x.astype(self.config.dtype) if x.ndim > 2 else x
-    weights = jax.tree.map(cast, self.weights(body))
+    exact = lambda x: isinstance(x, nnx.Variable) and x.get_metadata().get("keeps_float32", False)
+    cast = lambda x: x if exact(x) or x.ndim < 3 else x.astype(self.config.dtype)
+    weights = jax.tree.map(cast, self.weights(body), is_leaf=exact)
     return unstack_layers(weights, self.num_layers) if sharding.platform() == "cpu" else weights
 
   def read(self, memory: jax.Array) -> attention.KVCache:
     """Returns each layer's cross-attention keys and values of [batch, length, embed], with a leading "layers" axis."""
-    read_layer = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
+    read_layer = lambda cross_attention: attention.KVCache(*cross_attention.keys_and_values(memory))
+    stacked = self.own_layers.cross_attention
     if self.config.share_layers:
-      return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), read_layer(self.layer))
+      return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), read_layer(stacked))
     return jax.lax.scan(
       lambda _, layer: (None, read_layer(layer)),
       None,
-      self.layers,
+      stacked,
       unroll=unrolled(self.num_layers, self.config.unroll),
     )[1]
 
@@ -456,7 +479,16 @@ class Stack(nnx.Module):
       run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
 
     if not apart:
-      return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
+      # Layers of one pattern are one iteration.
+      size = len(self.config.feed_forward_pattern)
+      if size == 1:
+        return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
+      groups = self.num_layers // size
+      grouped = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), layer_inputs)
+      unroll = unrolled(groups, -(-self.config.unroll // size))
+      x, (cached, states, aux) = jax.lax.scan(_in_groups(run, size), x, grouped, unroll=unroll)
+      ungrouped = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (cached, states))
+      return x, (*ungrouped, aux)
     outputs = []
     for index in range(self.num_layers):
       x, output = run(x, {name: None if part is None else part[index] for name, part in layer_inputs.items()})
