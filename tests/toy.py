@@ -52,6 +52,8 @@ _MOBILE = dict(norm="affine", logits_norm="layer", embedding="trigram", embeddin
 _MOBILE |= dict(block="bottleneck", bottleneck_dim=8, mlp_activation="relu")
 
 _MOE = dict(feed_forward="moe", moe_experts=4)
+_XL = dict(positions="relative_xl", scale_attention=True, attention_biases=False)
+_XLNET = dict(segment_types=0, logits_transform=False, embedding_norm=False, max_length=0)
 
 # Kinds of models: each config switch is set in one model of each architecture that has it. Initial weights are T5's,
 # because BERT's and GPT-2's are so small that outputs hardly depend on anything.
@@ -106,6 +108,7 @@ KINDS: dict[str, TransformerConfig] = {
     **_ROTARY,
   ),
   "mpt": decoder(norm="layer", mlp_activation="gelu", tied_logits=True, scale_attention=True, positions="alibi"),
+  "transformer_xl": decoder(norm="layer", post_norm=True, biases=True, mlp_activation="relu", **_XL),
   "prefix_lm": decoder(bidirectional_prefix=True, num_kv_heads=1),
   "learned_prefix_lm": decoder(bidirectional_prefix=True, share_layers=True, post_norm=True, **_LEARNED),
   "local_prefix_lm": decoder(
@@ -129,6 +132,7 @@ KINDS: dict[str, TransformerConfig] = {
   "longformer": encoder(
     attention="longformer", attention_window=2, global_tokens="first", most_global_tokens=3, **_BERT
   ),
+  "xlnet": encoder(relative_segments=True, two_streams=True, logits_bias=True, **(_BERT | _XL | _XLNET)),
   "mosaic_bert": encoder(positions="alibi", mlp_activation="gated_gelu_exact"),
   "deberta": encoder(**(_BERT | _DISENTANGLED), absolute_positions="input", key_bias=False),
   "deberta_v2": encoder(

@@ -156,7 +156,7 @@ class Attention(nnx.Module):
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     scheme = config.position_scheme
     terms = 1 if cross else scheme.logit_terms
-    self.scale = ((config.attention_scale_dim or head_dim) * terms) ** -0.5 if config.scale_attention else 1.0
+    self.scale = config.attention_scale * terms**-0.5 if config.scale_attention else 1.0
     self.softcap = config.attention_softcap
     self.kernel, self.largest_block = config.attention_kernel, config.attention_block
     # Without scaling, the initializer includes the factor 1/sqrt(head_dim) of the logits.
@@ -174,7 +174,7 @@ class Attention(nnx.Module):
     self.query_bias = layers.qkv_bias(config, joined)
     self.key_bias = layers.qkv_bias(config, kv_joined) if config.key_bias else None
     self.value_bias = layers.qkv_bias(config, kv_joined)
-    self.out_bias = layers.bias(config, embed, "embed")
+    self.out_bias = layers.bias(config, embed, "embed") if config.attention_biases else None
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.position = None if cross else scheme.layer_parameters(rngs)

@@ -28,6 +28,7 @@ POSITIONS: LazyTable[Any] = LazyTable(
     "disentangled": "t2t.models.disentangled:Disentangled",
     "functional_relative": "t2t.models.functional_relative:FunctionalRelative",
     "none": "t2t.models.positions:Scheme",
+    "relative_xl": "t2t.models.relative_xl:RelativeXL",
   }
 )
 DISENTANGLED_TERMS = ("both", "content_to_position", "position_to_content")
@@ -98,6 +99,8 @@ _MAY_BE_ZERO = (
   "global_attention_first",
   "segment_types",
   "future_tokens",
+  "memory_length",
+  "relative_clamp",
   "unroll",
   "moe_experts",
   "moe_first",
@@ -220,6 +223,7 @@ class TransformerConfig:
   #: relative (a learned bias, T5),
   #: sinusoidal (fixed sines and cosines, the original Transformer),
   #: alibi (a bias that falls with the distance),
+  #: relative_xl (sinusoids of the distance, Transformer-XL and XLNet),
   #: rotary (RoFormer),
   #: disentangled (a vector for each distance bucket beside content, DeBERTa),
   #: functional_relative (a fixed vector for each distance, added to keys and values, NEZHA)
@@ -236,6 +240,9 @@ class TransformerConfig:
   #: disentangled: learned positions of max_length rows; input (added to embedded tokens),
   #: mask_decoder (added to queries before the vocabulary's logits, DeBERTa) or "": none
   absolute_positions: str = ""
+  relative_clamp: int = 0  # relative_xl: distance from which all share one sinusoid; 0: no limit
+  share_relative_biases: bool = False  # relative_xl: the layers share the biases of content and position
+  relative_segments: bool = False  # relative_xl: a bias by whether query and key have the same segment type (XLNet)
   rotary_base: float = 10_000.0  # base of the rotary frequencies; larger for longer texts
   local_rotary_base: float = 0.0  # rotary base of the layers with a window; 0: rotary_base
   #: scaling of rotary positions for longer sequences, except with local_rotary_base: linear (interpolation),
@@ -268,6 +275,9 @@ class TransformerConfig:
   global_tokens: str = ""
   most_global_tokens: int = 64  # longformer: largest number of global tokens in a row; further ones stay local
   attention_dilation: int = 1  # longformer: distance between neighbours in a window
+  #: earlier positions whose states each layer keeps from step to step, for rows that continue (Transformer-XL); 0: none
+  memory_length: int = 0
+  two_streams: bool = False  # encoder_only: a second stream predicts tokens that it does not read (XLNet)
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
   #: transformer, or bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT)
@@ -287,6 +297,7 @@ class TransformerConfig:
   beside_first: str = ""  # branch beside an encoder's first layer: convolution (DeBERTa v2); "": none
   beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
   qkv_biases: bool = False  # biases in the projections of queries, keys and values, without other biases (Qwen 2)
+  attention_biases: bool = True  # with biases: also in the projections of attention
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP) or moe (mixture of experts)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
   moe_experts: int = 0  # number of experts of a layer
@@ -326,6 +337,7 @@ class TransformerConfig:
   tied_logits: bool = False  # output projection with the embedding table
   future_tokens: int = 0  # decoder_only: tokens after the next that extra last layers predict (Gloeckle et al. 2024)
   logits_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
+  logits_bias: bool = False  # a bias on the logits, without logits_transform (XLNet)
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
   logits_bias: bool = False  # a bias on the logits, without logits_transform (Marian)
   logits_norm: str = ""  # norm of logits_transform: rms, layer or affine; "": norm
@@ -470,7 +482,7 @@ class TransformerConfig:
   @property
   def reads_real(self) -> bool:
     """Returns True if layers or their recurrence read which positions hold a token."""
-    return self.feed_forward_class.reads_real or bool(self.recurrence)
+    return self.feed_forward_class.reads_real or bool(self.recurrence) or self.memory_length > 0
 
   @property
   def embedding_class(self) -> Any:
@@ -496,6 +508,11 @@ class TransformerConfig:
   def feed_forward_pattern(self) -> tuple[str, ...]:
     """Returns rows of `FEED_FORWARD` that the layers of a stack have in turn; one row: all layers are alike."""
     return self.feed_forward_class.pattern(self)
+
+  @property
+  def attention_scale(self) -> float:
+    """Returns the factor of attention logits, without the terms of a position scheme."""
+    return (self.attention_scale_dim or self.head_dim) ** -0.5 if self.scale_attention else 1.0
 
   @property
   def most_positions(self) -> int:
@@ -645,6 +662,10 @@ class TransformerConfig:
       raise UserError(
         f"config.model.beside_first={self.beside_first} needs an encoder, but the architecture is decoder_only. Set "
         "config.model.beside_first=''."
+      )
+    if self.two_streams and self.kind.is_generative:
+      raise UserError(
+        f"config.model.two_streams=True needs config.model.architecture=encoder_only, not {self.architecture}"
       )
     if self.bidirectional_prefix and not self.kind.is_decoder_only:
       raise UserError(

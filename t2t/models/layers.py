@@ -69,7 +69,8 @@ def bias(config: TransformerConfig, size: int, axis: str) -> nnx.Param | None:
 
 def qkv_bias(config: TransformerConfig, size: int) -> nnx.Param | None:
   """Returns a zero-initialized bias of queries, keys or values, or None if the model has none."""
-  return nnx.Param(jnp.zeros(size, jnp.float32), axes=("heads",)) if config.biases or config.qkv_biases else None
+  has_bias = (config.biases and config.attention_biases) or config.qkv_biases
+  return nnx.Param(jnp.zeros(size, jnp.float32), axes=("heads",)) if has_bias else None
 
 
 def fan_in_scale(config: TransformerConfig, fan_in: int) -> float:
@@ -231,6 +232,8 @@ class Embed(nnx.Module):
     rows, types = config.max_length + config.position_offset, config.segment_types
     self.positions = added(rows, "positions") if config.position_scheme.embedded else None
     self.segments = added(types, "segments") if types else None
+    # Input of the query stream at every position (Yang et al. 2019).
+    self.query_stream = param(rngs, (added_width,), (added_axis,), scale=scale) if config.two_streams else None
     self.norm = Norm(config, added_width, axis=added_axis) if config.embedding_norm else None
     factored = bool(config.embedding_dim)
     shape, axes = (self.parts * width, config.embed_dim), ("factor", None)
@@ -301,6 +304,15 @@ class Embed(nnx.Module):
     x = sharding.shard(x.astype(self.dtype), "batch", "length", "embed")
     # Rounded as in Gemma's training, where the factor had the dtype of the activations.
     return x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
+
+  def unread(
+    self, tokens: jax.Array, *, positions: jax.Array | None = None, segments: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns the input of the query stream, the same for every token: the shape of `look_up`, with its arguments."""
+    assert self.query_stream is not None
+    vector = self.query_stream[...].astype(self.dtype)
+    x = sharding.shard(jnp.broadcast_to(vector, (*tokens.shape, vector.shape[0])), "batch", "length", "embed")
+    return self.with_positions(x, positions=positions, segments=segments, added=self)
 
   def with_positions(
     self,

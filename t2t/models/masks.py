@@ -17,9 +17,11 @@ class AttentionMask:
   prefix: int [batch, length], 1 for positions of a causal sequence that attend to each other in both directions. None:
     no prefix.
   query_offset: int [], position of the first query among the keys (when decoding).
-  ranks: int32 [batch, length], below 2**31 - 1, for self-attention: a query attends to keys of its own and lower ranks
+  ranks: int32 [batch, key], below 2**31 - 1, for self-attention: a query attends to keys of its own and lower ranks
     (Yang et al. 2019, where ranks are indices in a permutation). Causality is ranks 0, 1, 2, ...; a prefix has rank 0.
     The other fields hide further keys. None: no ranks.
+  query_ranks: int32 [batch, query], ranks of the queries; None: `ranks`.
+  token_types: int [batch, key], segment type of each key, for schemes that read it; None: one type.
   ancestors: int [batch, beams, length], for each position the beam whose key belongs to this beam's past, -1: none. The
     queries are beams at one position; `key_positions` gives the layout of keys. None: no beams.
   front: number of learned prefix keys before a row's own, which all queries of every segment attend to. The other
@@ -32,12 +34,15 @@ class AttentionMask:
   window: a query attends to keys at a distance of at most `window`; 0: all.
   padded: the segments mark only padding at the ends of rows: 1, 1, 1, 0, 0. Queries at padding may then attend to
     anything.
+  streams: number of queries of each position: with 2, all positions are queries twice, one after the other.
   """
 
   query_segments: jax.Array | None = None
   key_segments: jax.Array | None = None
   prefix: jax.Array | None = None
   ranks: jax.Array | None = None
+  query_ranks: jax.Array | None = None
+  token_types: jax.Array | None = None
   query_offset: jax.Array | int = 0
   ancestors: jax.Array | None = None
   positions: jax.Array | None = None
@@ -46,6 +51,57 @@ class AttentionMask:
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
   window: int = dataclasses.field(default=0, metadata={"static": True})
   padded: bool = dataclasses.field(default=False, metadata={"static": True})
+  streams: int = dataclasses.field(default=1, metadata={"static": True})
+
+  def in_two_streams(self) -> "AttentionMask":
+    """Returns the mask of a content stream, and a query stream whose positions do not attend to their own tokens.
+
+    The queries are all positions of the first stream, then all of the second; the keys are only of the first (Yang et
+    al. 2019, section 2.3).
+    """
+    assert self.ranks is not None
+    twice = lambda x: None if x is None else jnp.concatenate([x, x], axis=1)
+    return dataclasses.replace(
+      self,
+      query_segments=twice(self.query_segments),
+      query_ranks=jnp.concatenate([self.ranks, self.ranks - 1], axis=1),
+      positions=twice(self.positions),
+      streams=2,
+    )
+
+  def behind_memory(self, filled: jax.Array, query_length: int) -> "AttentionMask":
+    """Returns the mask with a memory before the keys, which the first segment of each row attends to.
+
+    Args:
+      filled: bool [batch, memory], positions of the memory that hold a state.
+      query_length: number of queries.
+    """
+    length = query_length // self.streams
+    ones = lambda size: jnp.ones((filled.shape[0], size), jnp.int32)
+    queries, keys = self.query_segments, self.key_segments
+    if queries is None or keys is None:
+      queries, keys = ones(query_length), ones(length)
+    memory = jnp.where(filled, queries[:, :1], -1).astype(keys.dtype)
+    before = lambda x, value: (
+      None if x is None else jnp.concatenate([value * jnp.ones_like(memory, x.dtype), x], axis=1)
+    )
+    return dataclasses.replace(
+      self,
+      query_segments=queries,
+      key_segments=jnp.concatenate([memory, keys], axis=1),
+      ranks=before(self.ranks, jnp.iinfo(jnp.int32).min),
+      query_ranks=self.ranks if self.query_ranks is None else self.query_ranks,
+      token_types=before(self.token_types, 0),
+      query_offset=filled.shape[1],
+      padded=False,
+    )
+
+  def query_places(self, query_length: int) -> jax.Array:
+    """Returns the position of each query among the keys, int [query]; all beams are at one."""
+    if self.ancestors is not None:
+      return jnp.zeros(query_length, jnp.int32) + self.query_offset
+    places = jnp.arange(query_length // self.streams)
+    return (jnp.concatenate([places] * self.streams) if self.streams > 1 else places) + self.query_offset
 
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
     """Returns bool, broadcastable to [batch, heads, query, key]; None if nothing is masked."""
@@ -57,18 +113,18 @@ class AttentionMask:
       pairs = jnp.broadcast_shapes(near.shape[:-1], row_mask.shape[:-1])
       return jnp.concatenate([jnp.broadcast_to(x, (*pairs, x.shape[-1])) for x in (near, row_mask)], axis=-1)
     allowed = None
-    queries = jnp.arange(query_length) if self.ancestors is None else jnp.zeros(query_length, jnp.int32)
     # Distance from a key to the query to its right.
-    distance = queries[:, None] + self.query_offset - self.key_positions(key_length)[None, :]
+    distance = self.query_places(query_length)[:, None] - self.key_positions(key_length)[None, :]
     distance = distance[None, None]
     if self.causal:
       allowed = distance >= 0
       if self.prefix is not None:
         allowed |= (self.prefix[:, None, :, None] > 0) & (self.prefix[:, None, None, :] > 0)
     if self.ranks is not None:
-      if not query_length == key_length == self.ranks.shape[1]:
+      ranks = self.ranks if self.query_ranks is None else self.query_ranks
+      if (query_length, key_length) != (ranks.shape[1], self.ranks.shape[1]):
         raise ValueError(f"ranks of shape {self.ranks.shape} do not match {query_length} queries and {key_length} keys")
-      before = self.ranks[:, None, :, None] >= self.ranks[:, None, None, :]
+      before = ranks[:, None, :, None] >= self.ranks[:, None, None, :]
       allowed = before if allowed is None else allowed & before
     if self.window:
       near = jnp.abs(distance) <= self.window
@@ -110,12 +166,15 @@ class AttentionMask:
 
   def front_distances(self, query_length: int) -> jax.Array:
     """Returns the distances of prefix keys to the right of each query, int [batch or 1, query, front]: below 0."""
-    places = jnp.arange(query_length)[None] + self.query_offset if self.positions is None else self.positions
+    places = self.query_places(query_length)[None] if self.positions is None else self.positions
     return jnp.arange(self.front) - (self.front + places)[..., None]
 
   @property
   def is_decoding(self) -> bool:
-    """Returns True in decoding, with few queries and many keys; attention then copies no keys and uses no kernel."""
+    """Returns True in decoding, with few queries and many keys; attention then copies no keys and uses no kernel.
+
+    The offset of a memory, unlike a position of decoding, is a constant of the program.
+    """
     return not isinstance(self.query_offset, int)
 
 

@@ -111,7 +111,7 @@ def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_leng
     query_length: 1 with beams, because all beams are at one position.
     key_length: prefix keys, then keys as in `mask.key_positions`.
   """
-  queries = jnp.arange(query_length)[:, None] + mask.query_offset
+  queries = mask.query_places(query_length)[:, None]
   row_bias = bias.at(mask.key_positions(key_length - mask.front)[None, :] - queries)[None]
   if mask.front:
     front = jnp.moveaxis(bias.at(mask.front_distances(query_length)), 0, 1)
@@ -186,6 +186,7 @@ class Positions:
 
   bias: added to the logits, see `attention.attend`; None: no bias.
   angles: rotation of queries and keys, see `rotary_angles`; None: no rotation.
+  key_angles: rotation of keys, if they are not those of the queries' positions; None: `angles`.
   is_local: bool [], whether the model's window applies; a traced value if layers differ.
   adds_values: whether `on_probabilities` adds to the output; no kernel supports it.
   """
@@ -194,6 +195,7 @@ class Positions:
 
   bias: DistanceBias | jax.Array | None = None
   angles: tuple[jax.Array, jax.Array] | None = None
+  key_angles: tuple[jax.Array, jax.Array] | None = None
   is_local: jax.Array | bool = False
 
   def of_attention(self, attention: Projections, dropout_key: jax.Array | None) -> "Positions":
@@ -212,7 +214,8 @@ class Positions:
 
   def on_keys(self, keys: jax.Array) -> jax.Array:
     """Transforms keys, [batch, kv heads, length, kv], before they are cached."""
-    return keys if self.angles is None else rotate(keys, self.angles)
+    angles = self.angles if self.key_angles is None else self.key_angles
+    return keys if angles is None else rotate(keys, angles)
 
   def on_logits(
     self, queries: jax.Array, keys: jax.Array, parameters: nnx.Module | None
@@ -265,9 +268,12 @@ class Scheme:
   embedded: whether position vectors from a table of max_length rows are added to embedded tokens.
   logit_terms: number of terms of equal variance in the logits; `scale_attention` divides by its square root.
   decodes_masks: whether the last layer runs twice before vocabulary logits, from `mask_queries`; for encoders only.
+  relative: whether keys may begin before the queries, at a memory, and queries may have two streams; see
+    `AttentionMask.query_places`.
   """
 
   bias: ClassVar[str] = ""
+  relative: ClassVar[bool] = False
   embedded: bool = False
   logit_terms: int = 1
   decodes_masks: bool = False
@@ -328,6 +334,7 @@ class ByDistance(Scheme):
   """Base class of biases by distance that are the same in all layers."""
 
   bias = "distance"
+  relative = True
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
     raise NotImplementedError
@@ -380,6 +387,8 @@ class Rotary(Scheme):
     UserError: a field of the scaling has no effect, or is invalid.
   """
 
+  relative = True
+
   def __init__(self, config: TransformerConfig):
     super().__init__(config)
     scaling = ROTARY_SCALINGS[config.rotary_scaling] if config.rotary_scaling else None
@@ -395,16 +404,18 @@ class Rotary(Scheme):
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
     """Returns rotation angles; layers with a window use local_rotary_base, if set."""
     del shared
-    config, local, places = self.config, None, self._places(call)
-    everywhere = self.angles(places)
+    config, local, (places, key_places) = self.config, None, self._places(call)
+    everywhere = self.angles(places), None if key_places is None else self.angles(key_places)
     if config.local_rotary_base and config.attention_window:
-      local = angles_at(places, rotary_frequencies(config.head_dim, config.local_rotary_base))
+      frequencies = rotary_frequencies(config.head_dim, config.local_rotary_base)
+      local = angles_at(places, frequencies), None if key_places is None else angles_at(key_places, frequencies)
 
     def of_layer(index: jax.Array) -> Positions:
-      is_local, angles = config.is_local(index), everywhere
+      is_local, (angles, key_angles) = config.is_local(index), everywhere
       if local is not None:
-        angles = jax.tree.map(lambda near, far: jnp.where(is_local, near, far), local, everywhere)
-      return Positions(angles=angles, is_local=is_local)
+        choose = lambda near, far: jnp.where(is_local, near, far)
+        angles, key_angles = jax.tree.map(choose, local, everywhere)
+      return Positions(angles=angles, key_angles=key_angles, is_local=is_local)
 
     return of_layer
 
@@ -416,12 +427,18 @@ class Rotary(Scheme):
     cos, sin = angles_at(positions, self.scaling.frequencies(frequencies))
     return cos * self.scaling.attention_factor, sin * self.scaling.attention_factor
 
-  def _places(self, call: Call) -> jax.Array:
-    """Returns the positions of queries and a row's own keys; prefix keys are not rotated, so their distance matters."""
-    mask = call.mask
-    if not call.front or mask.positions is None:
-      return jnp.arange(call.query_positions) + mask.query_offset + call.front
-    return (call.front + mask.positions)[:, None]
+  def _places(self, call: Call) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the positions of queries, and of a row's own keys if they differ from the queries' (None: they do not).
+
+    Prefix keys are not rotated, so their distance matters.
+    """
+    mask, front = call.mask, call.front
+    given = None if not front or mask.positions is None else (front + mask.positions)[:, None]
+    places = mask.query_places(call.query_length)[: call.query_positions] + front if given is None else given
+    if mask.is_decoding or (mask.streams == 1 and not mask.query_offset):
+      return places, None
+    num_keys = call.key_length - front
+    return places, jnp.arange(num_keys) + front if given is None else given[..., :num_keys]
 
 
 class Learned(Scheme):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.models import attention, auxiliary, layers, remat
+from t2t.models import memory as memory_lib
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
@@ -181,12 +182,19 @@ class Layer(nnx.Module):
       task_attention: a small parallel attention, (self-attention's input, mask, cache) -> (update, keys and values).
         The update is added together with the update of the feed-forward layer.
       probe: selects attention probabilities, returned instead of keys and values, float32 [batch, query, key].
-      real, carried: see `FeedForward`.
+      real: see `FeedForward`.
+      carried: states of the previous rows: the memory, see `models.memory`, and those of the `FeedForward`.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed) if attention_input is None else attention_input
     read = normed if context is None else self._branch_input(context, self.self_attention_norm, is_normed)
+    past, states = memory_lib.Split.of(carried), {}
+    read = read[:, : x.shape[1] // mask.streams]
+    if past.memory is not None:
+      states = {memory_lib.NAME: memory_lib.pushed(past.memory, x[:, : read.shape[1]], real)}
+      before = self._branch_input(jax.lax.stop_gradient(past.memory), self.self_attention_norm, is_normed)
+      read = jnp.concatenate([before.astype(read.dtype), read], axis=1)
     kv = self.self_attention.keys_and_values(read, positions, dropout_key=keys[0])
     kv = attention.KVCache(*kv)
     kv = kv if prefix_kv is None else kv.behind(prefix_kv)
@@ -201,10 +209,11 @@ class Layer(nnx.Module):
     if memory is not None:
       x, crossing = (self if cross_layer is None else cross_layer)._add_memory(x, memory, memory_mask, keys[2:4], probe)
       seen = crossing if seen is None else seen
-    beside_rows = {} if carried is None else {"carried": carried}
+    beside_rows = {} if past.others is None else {"carried": past.others}
     output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
     x = self._add(x, output.x, "mlp", keys[5], beside)
-    return x, dataclasses.replace(cache, beside=task_cache) if probe is None else seen, output.aux
+    aux = dataclasses.replace(output.aux, states={**output.aux.states, **states}) if states else output.aux
+    return x, dataclasses.replace(cache, beside=task_cache) if probe is None else seen, aux
 
   @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
@@ -382,7 +391,7 @@ class Stack(nnx.Module):
       predicts: whether vocabulary logits read the result; see `Scheme.decodes_masks`.
       probe: selects attention probabilities, returned instead of a cache, float32 [layers, batch, query, key].
       real: see `FeedForward`.
-      carried: name -> [layers, batch, ...], see `FeedForward`.
+      carried: name -> [layers, batch, ...], see `Layer`.
       dropout_key: None at evaluation.
     """
     config = self.config
@@ -390,7 +399,10 @@ class Stack(nnx.Module):
     beside_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     apart = isinstance(cache, tuple)
     mask = dataclasses.replace(mask, front=self.front)
-    key_length = x.shape[1] + self.front if cache is None else (cache[0] if apart else cache).keys.shape[-2]
+    if carried and memory_lib.NAME in carried:
+      mask = memory_lib.mask_with(mask, carried[memory_lib.NAME][0], x.shape[1])
+    num_keys = self.front + x.shape[1] // mask.streams + (0 if mask.is_decoding else mask.query_offset)
+    key_length = num_keys if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     call = positions_lib.Call(x.shape[0], x.shape[1], key_length, mask, self.front, drops=dropout_key is not None)
     positions = config.position_scheme.positions(self.position_bias, call)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, auxiliary, heads, layers
+from t2t.models import attention, auxiliary, heads, layers, memory
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
@@ -210,7 +210,8 @@ class _Transformer(nnx.Module):
     """Returns a side's layer states after the previous rows, name -> [layers, batch, ...]; empty if there are none."""
     begin = f"{auxiliary.CARRIED}{side}/"
     states = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
-    return {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
+    states = {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
+    return memory.of_row(states, batch.get(f"{side}_continues")) if states else states
 
   def _types(self, batch: Batch) -> jax.Array | None:
     """Returns the segment type of each encoder token; None: type 0 everywhere, as in all generated text."""
@@ -512,7 +513,11 @@ class DecoderOnly(_Transformer):
 
 
 class EncoderOnly(_Transformer):
-  """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: bidirectional attention over a text."""
+  """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: bidirectional attention over a text.
+
+  With `two_streams` and encoder_ranks, a second stream of states at the same positions attends to tokens of lower ranks
+  only, not to the position's own. Its states are the model's output (XLNet, Yang et al. 2019).
+  """
 
   architecture = ENCODER_ONLY
 
@@ -545,7 +550,14 @@ class EncoderOnly(_Transformer):
 
   def _embedded(self, batch: Batch) -> jax.Array:
     places = self._places(self.encoder, batch["encoder_input_tokens"], batch.get("encoder_positions"))
-    return self.embed.project(self.look_up(batch, places=places))
+    x = self.look_up(batch, places=places)
+    if self._has_two_streams(batch):
+      tokens, places = batch["encoder_input_tokens"], batch.get("encoder_positions") if places is None else places
+      x = jnp.concatenate([x, self.embed.unread(tokens, positions=places, segments=self._types(batch))], axis=1)
+    return self.embed.project(x)
+
+  def _has_two_streams(self, batch: Batch) -> bool:
+    return self.config.two_streams and "encoder_ranks" in batch
 
   def look_up(self, batch: Batch, *, embed: layers.Embed | None = None, places: jax.Array | None = None) -> jax.Array:
     """Returns the token embeddings, [batch, length, embedding width], from this model's or another embedding.
@@ -581,9 +593,16 @@ class EncoderOnly(_Transformer):
   def _run(
     self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
-    mask, real = self._reading_mask(batch), self._real(batch, "encoder", x.shape[1])
-    beside = dict(tasks=batch.get("encoder_tasks"), real=real, carried=self._carried(batch, "encoder"))
-    return encoder(x, mask=mask, **beside, **options)
+    length = x.shape[1] // (2 if self._has_two_streams(batch) else 1)
+    mask, real = self._reading_mask(batch), self._real(batch, "encoder", length)
+    if self.config.relative_segments:
+      mask = dataclasses.replace(mask, token_types=batch.get("encoder_token_types"))
+    beside = dict(tasks=batch.get("encoder_tasks"), carried=self._carried(batch, "encoder"))
+    if not self._has_two_streams(batch):
+      return encoder(x, mask=mask, real=real, **beside, **options)
+    real = None if real is None else jnp.concatenate([real, real], axis=1)
+    x, kept, aux = encoder(x, mask=mask.in_two_streams(), real=real, **beside, **options)
+    return x[..., length:, :], kept, aux
 
 
 Transformer = EncoderDecoder | DecoderOnly | EncoderOnly  # each is a `Model`

@@ -28,9 +28,11 @@ class CarriedState:
   @classmethod
   def from_config(cls, config: Config) -> "CarriedState":
     if config.train.loss not in ("", "cross_entropy"):
+      model = config.model
+      key = f"memory_length={model.memory_length}" if model.memory_length else f"feed_forward={model.feed_forward}"
       raise UserError(
-        f"config.model.feed_forward={config.model.feed_forward} carries states from step to step, but "
-        f"config.train.loss={config.train.loss} does not return them. Give config.train.loss=cross_entropy."
+        f"config.model.{key} carries states from step to step, but config.train.loss={config.train.loss} does not "
+        "return them. Give config.train.loss=cross_entropy."
       )
     return cls(config.model, config.train.batch_size)
 
@@ -38,7 +40,7 @@ class CarriedState:
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
     value = {
       f"{CARRIED}{side}/{name}": jnp.zeros((self.rows, layers[side], *state.shape), state.dtype)
-      for name, state in self.model.feed_forward_class.carried(self.model).items()
+      for name, state in self.model.carried.items()
       for side in self.model.kind.sides
     }
     return value, params

@@ -62,7 +62,7 @@ COLLECTIONS: LazyTable[type[Collection[object]]] = LazyTable(
   }
 )
 _SELECTED_BY = {
-  "carried": lambda config: config.model.feed_forward_class.carried(config.model),
+  "carried": lambda config: config.model.carried,
   "transforms": lambda config: config.optimizer.param_groups,
   "average": lambda config: config.optimizer.average,
 }

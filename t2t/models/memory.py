@@ -1,0 +1,93 @@
+"""Memory of layers: states of earlier positions, which training keeps from step to step (Dai et al. 2019).
+
+Each layer keeps its input at the last config.model.memory_length positions. In the next step its keys and values are
+those of the memory, then of the row. No gradient enters the memory. A state of zeros is an empty position: at step 0,
+at padding, and before a row that begins a text.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError
+from t2t.models.auxiliary import Carried
+from t2t.models.config import POSITIONS, TransformerConfig
+from t2t.models.masks import AttentionMask
+from t2t.runtime.lazy_table import load
+
+NAME = "memory"  # of the carried state
+
+
+def check(config: TransformerConfig) -> None:
+  """Checks that a model with a memory has one stack, relative positions, and no other keys before the text.
+
+  Raises:
+    UserError: with the keys.
+  """
+  where = f"config.model.memory_length={config.memory_length}"
+  if not config.position_scheme.relative:
+    able = [name for name, scheme in POSITIONS.rows.items() if load(scheme).relative]
+    raise UserError(
+      f"{where} needs relative positions, because a memory begins before the first position, but "
+      f"config.model.positions={config.positions}. Give one of {', '.join(able)}, or config.model.memory_length=0."
+    )
+  if config.kind.has_encoder_and_decoder or config.bidirectional_prefix:
+    key = "bidirectional_prefix=True" if config.bidirectional_prefix else f"architecture={config.architecture}"
+    raise UserError(
+      f"{where} needs rows of plain text, but config.model.{key} separates inputs from targets. Set "
+      "config.model.memory_length=0."
+    )
+
+
+def carried(config: TransformerConfig) -> Mapping[str, Carried]:
+  """Returns the state of each layer that training keeps; empty without a memory."""
+  if not config.memory_length:
+    return {}
+  return {NAME: Carried((config.memory_length, config.embed_dim), config.dtype)}
+
+
+def mask_with(mask: AttentionMask, states: jax.Array, query_length: int) -> AttentionMask:
+  """Returns the mask of keys that begin with a memory, [batch, memory, embed]."""
+  return mask.behind_memory(jnp.any(states != 0, axis=-1), query_length)
+
+
+def pushed(states: jax.Array, x: jax.Array, real: jax.Array | None) -> jax.Array:
+  """Returns the memory after a row: the last states of [memory, row], without a gradient.
+
+  Args:
+    states: [batch, memory, embed], the memory before the row.
+    x: [batch, length, embed], the layer's input.
+    real: bool [batch, at least length], positions with a token; None: all.
+  """
+  x = x if real is None else jnp.where(real[:, : x.shape[1], None], x, 0)
+  joined = jnp.concatenate([states, x.astype(states.dtype)], axis=1)
+  return jax.lax.stop_gradient(joined[:, -states.shape[1] :])
+
+
+def of_row(states: Mapping[str, jax.Array], continues: jax.Array | None) -> dict[str, jax.Array]:
+  """Empties the memory of rows that continue no text.
+
+  Args:
+    states: name -> [layers, batch, ...], carried states.
+    continues: int [batch, 1], 1 if a row continues the same row of the previous batch; None: all do.
+  """
+  if continues is None or NAME not in states:
+    return dict(states)
+  kept = continues.reshape(1, -1, 1, 1) > 0
+  return {**states, NAME: jnp.where(kept, states[NAME], 0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """A layer's carried states: the memory, or None; and the feed-forward layer's, or None."""
+
+  memory: jax.Array | None
+  others: Mapping[str, jax.Array] | None
+
+  @classmethod
+  def of(cls, states: Mapping[str, jax.Array] | None) -> "Split":
+    others = {name: x for name, x in (states or {}).items() if name != NAME}
+    memory = states[NAME] if states and NAME in states else None
+    return cls(memory, others or None)
