@@ -337,9 +337,8 @@ class TransformerConfig:
   tied_logits: bool = False  # output projection with the embedding table
   future_tokens: int = 0  # decoder_only: tokens after the next that extra last layers predict (Gloeckle et al. 2024)
   logits_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
-  logits_bias: bool = False  # a bias on the logits, without logits_transform (XLNet)
+  logits_bias: bool = False  # a bias on the logits, without logits_transform (Marian, XLNet)
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
-  logits_bias: bool = False  # a bias on the logits, without logits_transform (Marian)
   logits_norm: str = ""  # norm of logits_transform: rms, layer or affine; "": norm
   vocabulary_head: bool = True  # logits over the vocabulary; False: only `heads`
   heads: tuple[HeadConfig, ...] = ()  # other heads: ({"name": "nli", "num_classes": 3},)

@@ -21,11 +21,13 @@ NAME = "memory"  # of the carried state
 
 
 def check(config: TransformerConfig) -> None:
-  """Checks that a model with a memory has one stack, relative positions, and no other keys before the text.
+  """Checks that a model with a memory has relative positions, and one stack that reads plain text.
 
   Raises:
     UserError: with the keys.
   """
+  if not config.memory_length:
+    return
   where = f"config.model.memory_length={config.memory_length}"
   if not config.position_scheme.relative:
     able = [name for name, scheme in POSITIONS.rows.items() if load(scheme).relative]
@@ -42,10 +44,11 @@ def check(config: TransformerConfig) -> None:
 
 
 def carried(config: TransformerConfig) -> Mapping[str, Carried]:
-  """Returns the state of each layer that training keeps; empty without a memory."""
+  """Returns the states of each layer that training keeps for the next step: the memory, and the feed-forward layer's."""
+  states = config.feed_forward_class.carried(config)
   if not config.memory_length:
-    return {}
-  return {NAME: Carried((config.memory_length, config.embed_dim), config.dtype)}
+    return states
+  return {NAME: Carried((config.memory_length, config.embed_dim), config.dtype), **states}
 
 
 def mask_with(mask: AttentionMask, states: jax.Array, query_length: int) -> AttentionMask:

@@ -290,6 +290,7 @@ class Stack(nnx.Module):
     cross: bool = False,
     only_cross: bool = False,
   ):
+    memory_lib.check(config)
     self.num_layers = num_layers
     self.config = config
     bidirectional = not causal or config.bidirectional_prefix

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.configuration.schema import Config
+from t2t.models import memory
 from t2t.models.auxiliary import CARRIED
 from t2t.models.config import TransformerConfig
 from t2t.training.state_collections import Flat
@@ -27,6 +28,12 @@ class CarriedState:
 
   @classmethod
   def from_config(cls, config: Config) -> "CarriedState":
+    memory.check(config.model)
+    if config.model.memory_length and config.adapters:
+      raise UserError(
+        f"config.{next(iter(config.adapters))} cannot be used with config.model.memory_length="
+        f"{config.model.memory_length}. Set config.model.memory_length=0, or leave the adapter out."
+      )
     if config.train.loss not in ("", "cross_entropy"):
       model = config.model
       key = f"memory_length={model.memory_length}" if model.memory_length else f"feed_forward={model.feed_forward}"
@@ -40,7 +47,7 @@ class CarriedState:
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
     value = {
       f"{CARRIED}{side}/{name}": jnp.zeros((self.rows, layers[side], *state.shape), state.dtype)
-      for name, state in self.model.carried.items()
+      for name, state in memory.carried(self.model).items()
       for side in self.model.kind.sides
     }
     return value, params

@@ -62,7 +62,7 @@ COLLECTIONS: LazyTable[type[Collection[object]]] = LazyTable(
   }
 )
 _SELECTED_BY = {
-  "carried": lambda config: config.model.carried,
+  "carried": lambda config: config.model.memory_length or config.model.feed_forward_class.carried(config.model),
   "transforms": lambda config: config.optimizer.param_groups,
   "average": lambda config: config.optimizer.average,
 }

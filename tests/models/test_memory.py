@@ -102,6 +102,6 @@ def test_no_gradient_enters_the_memory():
 def test_a_memory_needs_relative_positions():
   """Learned positions begin at 0 in each row."""
   with pytest.raises(UserError, match="memory_length=4 needs relative positions, .* config.model.positions=learned"):
-    dataclasses.replace(toy.KINDS["gpt2"], memory_length=4)
+    memory.check(dataclasses.replace(toy.KINDS["gpt2"], memory_length=4))
   with pytest.raises(UserError, match="memory_length=4 needs rows of plain text, but config.model.architecture"):
-    dataclasses.replace(toy.KINDS["t5_1_1"], memory_length=4)
+    memory.check(dataclasses.replace(toy.KINDS["t5_1_1"], memory_length=4))
