@@ -19,21 +19,25 @@ import numpy as np
 from t2t import UserError, accelerators
 
 # From the slowest links to the fastest: between slices, within a slice, between neighbours.
-MESH_AXES = ("dcn_data", "data", "fsdp", "expert", "sequence", "tensor")
+MESH_AXES = ("dcn_data", "stage", "data", "fsdp", "expert", "sequence", "tensor")
 # Mesh axes that exist only with a size other than 1.
-_OPTIONAL = ("dcn_data", "expert", "sequence")
+_OPTIONAL = ("dcn_data", "stage", "expert", "sequence")
 
 _COPIES = ("dcn_data", "data")  # axes along which parameters are replicated
 _ROWS = (*_COPIES, "fsdp")
-_BATCH, _PARAMETER = (*_ROWS, "expert"), ("fsdp", "expert", "sequence")
+# Outside of a pipeline its devices share the rows of a batch. A parameter with an axis of layers uses "stage" for it.
+_MICROBATCH, _PARAMETER = (*_ROWS, "expert"), ("fsdp", "expert", "sequence", "stage")
+_BATCH = (*_MICROBATCH, "stage")
 
 # logical axis -> (mesh axes of an activation, mesh axes of a parameter)
 RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | None]] = {
   "batch": (_BATCH, None),
   "copies": (_COPIES, None),
-  "rows": (("fsdp", "expert"), None),  # rows of one copy
+  "rows": (("fsdp", "expert", "stage"), None),  # rows of one copy
+  "microbatch": (_MICROBATCH, None),  # rows in a pipeline, of which each stage has its own
+  "stages": ("stage", None),  # the stages of a pipeline, see `by_stage`
   "experts": ("expert", "expert"),  # an expert's matrices are on its devices; other axes of it are not split there
-  "expert_rows": (_ROWS, None),  # rows at the devices of an expert, see `models.moe`
+  "expert_rows": ((*_ROWS, "stage"), None),  # rows at the devices of an expert, see `models.moe`
   "routes": (None, None),
   "length": ("sequence", None),
   "tokens": ((*_BATCH, "sequence"), None),
@@ -43,7 +47,7 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "mlp": ("tensor", "tensor"),
   "vocab": ("tensor", "tensor"),
   "kv": (None, None),
-  "layers": (None, None),
+  "layers": (None, "stage"),
   "buckets": (None, None),
   "positions": (None, None),
   "segments": (None, None),
@@ -57,7 +61,7 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
 
 
 def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
-  """Returns the size of every mesh axis, with -1 filled in; dcn_data and sequence only if their size is not 1.
+  """Returns the size of every mesh axis, with -1 filled in; optional axes only if their size is not 1.
 
   Raises:
     UserError: unknown axis, more than one -1, or sizes with another product than `num_devices`.
@@ -99,7 +103,7 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
 def make_mesh(
   shape: Mapping[str, int], *, devices: list[jax.Device] | None = None, order: Sequence[str] = ()
 ) -> jax.sharding.Mesh:
-  """Returns a mesh over all devices with axes data, fsdp and tensor, and dcn_data and sequence if their size is not 1.
+  """Returns a mesh over all devices with axes data, fsdp and tensor, and other axes if their size is not 1.
 
   dcn_data runs across slices (without slices, across hosts), over the data-centre network. Only the gradients of a step
   are summed along it.
@@ -200,6 +204,7 @@ def _granules(devices: list[jax.Device]) -> list[list[jax.Device]]:
 
 
 def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int]) -> PartitionSpec:
+  """Returns the mesh axes among `used` of each dimension; the first dimension with a mesh axis has it."""
   entries: list[Any] = []
   taken: set[str] = set()
   for axis in axes:
@@ -215,25 +220,41 @@ def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int])
   return PartitionSpec(*entries)
 
 
-# True while `by_copy` traces a function, which sees only the rows of one copy of the parameters.
-_in_a_copy = contextvars.ContextVar("in_a_copy", default=False)
+# Mesh axes of enclosing maps: `by_copy` and `by_stage` trace a function of one copy's rows, or of one stage.
+_mapped: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("mapped", default=())
 
 
-def _free() -> dict[str, int]:
-  """Returns the sizes of the current mesh's axes, without the axes that `by_copy` has already split the batch along."""
-  shape = jax.sharding.get_abstract_mesh().shape
-  return {axis: size for axis, size in shape.items() if not (_in_a_copy.get() and axis in _COPIES)}
+def _free(mapped: tuple[str, ...] | None = None) -> dict[str, int]:
+  """Returns the sizes of the current mesh's axes without those of enclosing maps."""
+  mapped = _mapped.get() if mapped is None else mapped
+  return {axis: size for axis, size in jax.sharding.get_abstract_mesh().shape.items() if axis not in mapped}
 
 
-def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.Array:
-  used = _free()
+def _map(function: Callable[..., Any], axes: tuple[str, ...], **options: Any) -> Callable[..., Any]:
+  """Returns `jax.vmap(function)` whose mapped dimension is split along these axes of the mesh."""
+
+  def run(*args):
+    token = _mapped.set((*_mapped.get(), *axes))
+    try:
+      return function(*args)
+    finally:
+      _mapped.reset(token)
+
+  there = tuple(axis for axis in axes if axis in jax.sharding.get_abstract_mesh().shape)
+  return jax.vmap(run, spmd_axis_name=there or None, **options)
+
+
+def _constrain(
+  x: jax.Array, axes: tuple[str | None, ...], column: int, mapped: tuple[str, ...] | None = None
+) -> jax.Array:
+  used = _free(mapped)
   if not used:
     return x
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} do not match an array of shape {x.shape}")
   # A single token in decoding stays whole, as does a width that the devices do not divide.
   axes = tuple(
-    None if axis in ("length", "residual") and size % num_shards(axis) else axis
+    None if axis in ("length", "residual") and size % _shards(axis, used) else axis
     for axis, size in zip(axes, x.shape, strict=True)
   )
   return jax.lax.with_sharding_constraint(x, _spec(axes, column, used=used))
@@ -247,18 +268,21 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
   return _constrain(x, axes, 0)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _exchange(x: jax.Array, there: tuple, back: tuple) -> jax.Array:
-  """Constrains `x` by `there` and its gradient by `back`, pairs of axis names and a column of RULES."""
-  return _constrain(x, *there)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _exchange(x: jax.Array, there: tuple, back: tuple, mapped: tuple[str, ...]) -> jax.Array:
+  """Constrains `x` by `there` and its gradient by `back`, pairs of axis names and a column of RULES.
+
+  `mapped` is the value of `_mapped` at the call, because JAX traces both rules later.
+  """
+  return _constrain(x, *there, mapped)
 
 
-def _exchange_forward(x, there, back):
-  return _constrain(x, *there), None
+def _exchange_forward(x, there, back, mapped):
+  return _constrain(x, *there, mapped), None
 
 
-def _exchange_backward(there, back, _, cotangent):
-  return (_constrain(cotangent, *back),)
+def _exchange_backward(there, back, mapped, _, cotangent):
+  return (_constrain(cotangent, *back, mapped),)
 
 
 _exchange.defvjp(_exchange_forward, _exchange_backward)
@@ -270,7 +294,7 @@ def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
   The gradient goes directly into the parameter's shards, by a reduce-scatter. The transpose of `shard` would first
   all-reduce it on every device.
   """
-  return _exchange(x, (axes, 0), (axes, 1))
+  return _exchange(x, (axes, 0), (axes, 1), _mapped.get())
 
 
 _WHOLE, _SPLIT = (("batch", "length", "embed"), 0), (("batch", "length", "residual"), 0)
@@ -283,12 +307,12 @@ def split_residual(x: jax.Array) -> jax.Array:
   once, instead of on each of the axis's devices. Source: Korthikanti et al. 2022, section 4.2.2, which splits
   positions; features divide evenly at any sequence length.
   """
-  return _exchange(x, _SPLIT, _WHOLE) if num_shards("residual") > 1 else shard(x, *_WHOLE[0])
+  return _exchange(x, _SPLIT, _WHOLE, _mapped.get()) if num_shards("residual") > 1 else shard(x, *_WHOLE[0])
 
 
 def join_residual(x: jax.Array) -> jax.Array:
   """Gathers all features of the residual stream on each device, for products that are split along the tensor axis."""
-  return _exchange(x, _WHOLE, _SPLIT) if num_shards("residual") > 1 else x
+  return _exchange(x, _WHOLE, _SPLIT, _mapped.get()) if num_shards("residual") > 1 else x
 
 
 def platform() -> str:
@@ -362,8 +386,19 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
 
 def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
   """Returns an activation's number of shards along a logical axis, on `mesh` or the current mesh; 1 without."""
-  shape, names = _free() if mesh is None else mesh.shape, RULES[axis][0]
-  return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
+  return _shards(axis, _free() if mesh is None else mesh.shape)
+
+
+def axes_text(axis: str, mesh: jax.sharding.Mesh) -> str:
+  """Returns the config keys of the mesh axes along which a logical axis is split, for messages."""
+  names = RULES[axis][0]
+  names = (names,) if isinstance(names, str) else names or ()
+  return " * ".join(f"config.mesh.{name}" for name in names if name in mesh.shape)
+
+
+def _shards(axis: str, used: Mapping[str, int]) -> int:
+  names = RULES[axis][0]
+  return math.prod(used.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
 
 def per_device(
@@ -398,20 +433,12 @@ def by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
   Args:
     function: (parameters, rows, key); rows, keys and the result have a leading axis of `num_copies()` outside.
   """
-
-  def run_copy(*args):
-    token = _in_a_copy.set(True)
-    try:
-      return function(*args)
-    finally:
-      _in_a_copy.reset(token)
-
-  return jax.vmap(run_copy, in_axes=(None, 0, 0), axis_name="copies", spmd_axis_name=_copy_axes())
+  return _map(function, _COPIES, in_axes=(None, 0, 0), axis_name="copies")
 
 
-def _copy_axes() -> tuple[str, ...]:
-  shape = jax.sharding.get_abstract_mesh().shape
-  return tuple(axis for axis in _COPIES if axis in shape)
+def by_stage(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+  """Maps `function` over the stages of a pipeline, like `jax.vmap` with these options; each runs on its own devices."""
+  return _map(function, ("stage",), **options)
 
 
 def of_each_copy(placed: NamedSharding) -> NamedSharding:
@@ -422,7 +449,7 @@ def of_each_copy(placed: NamedSharding) -> NamedSharding:
 
 def sum_of_copies(x: jax.Array) -> jax.Array:
   """Returns the sum over all copies inside of `by_copy`; elsewhere `x`."""
-  return jax.lax.psum(x, "copies") if _in_a_copy.get() else x
+  return jax.lax.psum(x, "copies") if set(_COPIES) <= set(_mapped.get()) else x
 
 
 def _along(axis: str) -> tuple[str, ...]:
@@ -452,4 +479,4 @@ def all_sum(x: jax.Array, axis: str) -> jax.Array:
 
 def most_of_copies(x: jax.Array) -> jax.Array:
   """Returns the maximum over all copies inside of `by_copy`; elsewhere `x`."""
-  return jax.lax.pmax(x, "copies") if _in_a_copy.get() else x
+  return jax.lax.pmax(x, "copies") if set(_COPIES) <= set(_mapped.get()) else x

@@ -157,14 +157,12 @@ def _vocabulary(folder: epath.Path) -> str:
 
 
 def adopt(config: ConfigDict, source: Source) -> None:
-  """Copies the checkpoint's model and vocabulary to `config`, which keeps its own dropout, kernel, quantization and
-  heads.
+  """Copies the checkpoint's model and vocabulary to `config`, which keeps its own dropout, heads and computation.
 
   Limits the inputs length to the learned positions of the model.
   """
-  kept_fields = {
-    name: config.model[name] for name in ("dropout_rate", "attention_kernel", "attention_block", "quantization")
-  }
+  kept = ("dropout_rate", "attention_kernel", "attention_block", "quantization")
+  kept_fields = {name: config.model[name] for name in (*kept, "pipeline_microbatches", "pipeline_rounds")}
   kept_fields["heads"] = config.model.heads or source.model.heads
   config.model.update(dataclasses.asdict(source.model) | kept_fields)
   if most := source.asked.most_positions:

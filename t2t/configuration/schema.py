@@ -645,6 +645,7 @@ class MeshConfig:
   """Numbers of devices per mesh axis; one may be -1: all remaining devices."""
 
   dcn_data: int = key(1, "data parallelism between slices, over the data centre's network: the number of slices")
+  stage: int = key(1, "pipeline parallelism: splits the layers into stages, and the batch outside of the layers")
   data: int = key(1, "data parallelism: splits the batch, copies parameters")
   fsdp: int = key(0, "fully sharded data parallelism: splits batch and parameters; 0: automatic, the rest is data")
   expert: int = key(1, "expert parallelism: splits experts and the batch, and other parameters as well")
@@ -852,7 +853,7 @@ FIRST = {
   "logging": (),
   "nan_policy": (),
   "init": ("checkpoint", "use_model_config"),
-  "mesh": ("dcn_data", "data", "fsdp", "expert", "sequence", "tensor"),
+  "mesh": ("dcn_data", "stage", "data", "fsdp", "expert", "sequence", "tensor"),
   "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
   + ("dropout_rate", "dtype", "remat"),
 }

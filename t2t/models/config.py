@@ -105,6 +105,7 @@ _MAY_BE_ZERO = (
   "moe_experts",
   "moe_first",
   "moe_capacity",
+  "pipeline_microbatches",
 )
 
 
@@ -364,6 +365,9 @@ class TransformerConfig:
   remat: str = "none"
   #: layers per iteration of the layer loop: more save copies and compile longer; 0: one, on CPUs all
   unroll: int = 0
+  #: with config.mesh.stage: microbatches in the pipeline at a time, a divisor of a device's rows; 0: up to 4 per stage
+  pipeline_microbatches: int = 0
+  pipeline_rounds: int = 1  # with config.mesh.stage: times that a microbatch passes all stages; more: a smaller bubble
 
   @property
   def attention_dropout(self) -> str:

@@ -44,7 +44,7 @@ def check(config: TransformerConfig) -> None:
 
 
 def carried(config: TransformerConfig) -> Mapping[str, Carried]:
-  """Returns the states of each layer that training keeps for the next step: the memory, and the feed-forward layer's."""
+  """Returns each layer's states that training keeps for the next step: the memory, and the feed-forward layer's."""
   states = config.feed_forward_class.carried(config)
   if not config.memory_length:
     return states

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, auxiliary, layers, remat
+from t2t.models import attention, auxiliary, layers, pipeline, remat
 from t2t.models import memory as memory_lib
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
@@ -404,8 +404,6 @@ class Stack(nnx.Module):
       mask = memory_lib.mask_with(mask, carried[memory_lib.NAME][0], x.shape[1])
     num_keys = self.front + x.shape[1] // mask.streams + (0 if mask.is_decoding else mask.query_offset)
     key_length = num_keys if cache is None else (cache[0] if apart else cache).keys.shape[-2]
-    call = positions_lib.Call(x.shape[0], x.shape[1], key_length, mask, self.front, drops=dropout_key is not None)
-    positions = config.position_scheme.positions(self.position_bias, call)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     prefix: Any = self.prefix
     layer_inputs: dict[str, Any] = {
@@ -421,31 +419,41 @@ class Stack(nnx.Module):
     if apart and self.pals is not None:
       layer_inputs["task_attention"] = unstack_layers(layer_inputs["task_attention"], self.num_layers)
 
-    scheme = config.position_scheme
-    mask_queries = scheme.mask_queries(self.position_bias, call) if predicts and scheme.decodes_masks else None
+    rows: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, "tasks": tasks, "real": real}
+    rows["memory"] = None if memory_is_cached else memory
     recurrence: Any = self.recurrence
     prepared = recurrence and recurrence.prepare(self._positions(x, mask))
 
-    def run(progress, inputs):
+    def run_layers(progress, layer_inputs, rows, position_bias):
+      """Runs consecutive layers on some rows of the batch."""
+      x, scheme = recurrence.state(progress) if recurrence else progress, config.position_scheme
+      drops = dropout_key is not None
+      call = positions_lib.Call(x.shape[0], x.shape[1], key_length, rows["mask"], self.front, drops=drops)
+      positions = scheme.positions(position_bias, call)
+      mask_queries = scheme.mask_queries(position_bias, call) if predicts and scheme.decodes_masks else None
+      run_layer = functools.partial(run, rows, positions, mask_queries)
+      return self._loop(run_layer, progress, layer_inputs, apart=apart)
+
+    def run(rows, positions, mask_queries, progress, inputs):
       x = recurrence.enter(progress, inputs["index"], prepared) if recurrence else progress
       entered = x = checkpoint_name(x, "input")
       layer, borrowed = (self.layer, body) if config.share_layers else inputs["weights"]
       index, key = inputs["index"], inputs["key"]
       run_layer = functools.partial(
         layer if borrowed is None else borrowed,
-        mask=mask,
+        mask=rows["mask"],
         positions=positions(index),
         is_normed=self.is_normed(index),
-        memory=inputs["memory"] if memory_is_cached else memory,
-        memory_mask=memory_mask,
+        memory=inputs["memory"] if memory_is_cached else rows["memory"],
+        memory_mask=rows["memory_mask"],
         cross_layer=layer,
         cache=inputs["cache"],
         prefix_kv=inputs["prefix_kv"],
         task_attention=None
         if self.pals is None
-        else functools.partial(self.pals, layer_matrices=inputs["task_attention"], tasks=tasks),
+        else functools.partial(self.pals, layer_matrices=inputs["task_attention"], tasks=rows["tasks"]),
         probe=probe,
-        real=real,
+        real=rows["real"],
         carried=inputs["carried"],
       )
       if mask_queries is None:
@@ -470,7 +478,16 @@ class Stack(nnx.Module):
     x = sharding.split_residual(x)
     first = x
     progress = recurrence.begin(x) if recurrence else x
-    progress, (cached, states, aux) = self._run_all(run, progress, layer_inputs, apart=apart)
+    # What inference keeps of each layer is small in training, or absent.
+    is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
+    schedule = None if is_inference else pipeline.of_batch(config, x.shape[0])
+    if schedule is None:
+      progress, (cached, states, aux) = run_layers(progress, layer_inputs, rows, self.position_bias)
+    else:
+      policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)
+      progress, (cached, states, aux) = pipeline.run(
+        run_layers, progress, layer_inputs, rows, self.position_bias, schedule, remat_policy=policy
+      )
     output = recurrence.finish(progress, real) if recurrence else auxiliary.Hidden(progress)
     x, aux = output.x, auxiliary.with_outputs(auxiliary.of_layers(aux), output.aux)
     x = x if self.norm is None else self.norm(x)
@@ -485,18 +502,19 @@ class Stack(nnx.Module):
     """Returns the position of each query in its text, int [batch or 1, length], after learned keys."""
     return self.front + (jnp.arange(x.shape[1])[None] if mask.positions is None else mask.positions)
 
-  def _run_all(self, run: Callable, x: Any, layer_inputs: dict[str, Any], *, apart: bool) -> tuple[Any, Any]:
-    """Runs the layers in sequence; `layer_inputs`: argument -> values of all layers, stacked, or tuples if `apart`."""
+  def _loop(self, run: Callable, x: Any, layer_inputs: dict[str, Any], *, apart: bool) -> tuple[Any, Any]:
+    """Runs layers in sequence; `layer_inputs`: argument -> values of these layers, stacked, or tuples if `apart`."""
     if self.config.remat != "none":
       # The scan already prevents XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
 
     if not apart:
+      num_layers = len(layer_inputs["index"])
       # Layers of one pattern are one iteration.
       size = len(self.config.feed_forward_pattern)
       if size == 1:
-        return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
-      groups = self.num_layers // size
+        return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(num_layers, self.config.unroll))
+      groups = num_layers // size
       grouped = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), layer_inputs)
       unroll = unrolled(groups, -(-self.config.unroll // size))
       x, (cached, states, aux) = jax.lax.scan(_in_groups(run, size), x, grouped, unroll=unroll)

@@ -6,6 +6,7 @@ program. Without --topology the step is compiled for the attached devices.
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -64,6 +65,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     lengths=recipe.positions(config),
     predicted=recipe.share_predicted(config) * recipe.share_of_text(config),
   )
+  schedule = recipe.pipeline_schedule(config, mesh)
   memory = {**compiled.parts, "arguments": compiled.arguments, "temporaries": compiled.temporaries}
   memory |= {"activations": None, "total": compiled.total, "capacity": capacity}
   fits = None if capacity is None else compiled.total <= capacity
@@ -75,6 +77,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "batch_size": config.train.batch_size,
     "microbatches": config.train.microbatches,
     "takes_microbatches": losses.LOSSES[config.train.loss or "cross_entropy"].supports_microbatching,
+    "pipeline": None if schedule is None else {**dataclasses.asdict(schedule), "bubble": schedule.bubble},
     "remat": config.model.remat,
     "quantization": config.model.quantization,
     "attention": {part: str(choice) for part, choice in chosen.items()},
@@ -274,6 +277,7 @@ def report(plan: Plan) -> str:
     + (f", products in {plan['quantization']}" if plan["quantization"] else ""),
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
+    *textwrap.wrap(_pipeline(plan["pipeline"]), 80),
     *textwrap.wrap(dispatch.described(plan["attention"]), 80),
     "",
     *_verdict(plan),
@@ -294,6 +298,17 @@ def report(plan: Plan) -> str:
   if plan["collective_bytes"] is not None:
     lines += ["", *_work(plan)]
   return "\n".join(lines)
+
+
+def _pipeline(schedule: dict[str, Any] | None) -> str:
+  """Describes a pipeline; "" without stages."""
+  if schedule is None:
+    return ""
+  rounds = f" in {schedule['rounds']} rounds" if schedule["rounds"] > 1 else ""
+  return (
+    f"pipeline: {schedule['microbatches']} microbatches pass {schedule['stages']} stages{rounds}; a bubble of "
+    f"{schedule['bubble']:.0%} of the layers' time"
+  )
 
 
 def sum_of_stages(plans: Sequence[Plan]) -> str:

@@ -43,15 +43,14 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   model = config.model
   widths = (model.embed_dim, model.embedding_dim, model.output_embedding_dim, model.bottleneck_dim)
   widths = [width for width in widths if width]
-  sequence_size = sizes.get("sequence", 1)  # shards parameters along the same dimension as fsdp
-  works = [
-    n for n in range(1, most + 1) if most % n == 0 and all(width % (n * sequence_size) == 0 for width in widths)
-  ] or [1]
-  fsdp = max((n for n in works if min(widths) // (n * sequence_size) >= _THINNEST), default=1)
+  # These axes shard parameters as well; stages shard layers, and other parameters along the same dimension as fsdp.
+  also = sizes.get("sequence", 1) * sizes.get("stage", 1) * sizes.get("expert", 1)
+  works = [n for n in range(1, most + 1) if most % n == 0 and all(width % (n * also) == 0 for width in widths)] or [1]
+  fsdp = max((n for n in works if min(widths) // (n * also) >= _THINNEST), default=1)
   why = f"the largest with shards of {min(widths)} features at least {_THINNEST} wide" if fsdp < most else "all devices"
   chip = accelerators.CHIPS.get(device_kind)
   if chip is not None:
-    room = _SHARE_OF_STATE * chip.hbm_bytes * sequence_size * sizes["tensor"]
+    room = _SHARE_OF_STATE * chip.hbm_bytes * also * sizes["tensor"]
     state = _state_bytes(config)
     if state / fsdp > room:
       fsdp = min((n for n in works if state / n <= room), default=max(works))

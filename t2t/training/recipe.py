@@ -19,6 +19,7 @@ from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models import adapters as adapters_lib
+from t2t.models import pipeline
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.param_tree import Params, join_frozen, matches, path_name, split_frozen
@@ -452,11 +453,13 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
   rows = shards * config.train.microbatches
   if config.train.batch_size % rows:
     low = config.train.batch_size // rows * rows
+    axes = sharding.axes_text("batch", mesh)
     raise UserError(
       f"config.train.batch_size={config.train.batch_size} does not divide into {config.train.microbatches} "
-      f"microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp). Give "
+      f"microbatch(es) over {shards} batch shard(s) ({axes}). Give "
       f"{' or '.join(str(size) for size in (low, low + rows) if size)}."
     )
+  check_pipeline(config, mesh)
   if config.eval.batch_size % shards:
     raise UserError(
       f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s). Give a multiple "
@@ -468,6 +471,48 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
       raise UserError(
         f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads}. Give one of {works}."
       )
+
+
+def check_pipeline(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Checks that the layers divide into stages, and the rows into the pipeline's microbatches.
+
+  Raises:
+    UserError: with values that work.
+  """
+  stages, model = sharding.num_shards("stages", mesh), config.model
+  if stages == 1:
+    return
+  where = f"config.mesh.stage={stages}"
+  if model.share_layers:
+    raise UserError(
+      f"{where}: all layers share their parameters (config.model.share_layers), so that stages would have no layers of "
+      "their own. Set --config.mesh.stage=1 and use config.mesh.fsdp."
+    )
+  rounds = model.pipeline_rounds
+  depths = {f"num_{side}_layers": getattr(model, f"num_{side}_layers") for side in model.kind.sides}
+  for key, layers in depths.items():
+    if layers % (stages * rounds):
+      times = f" x config.model.pipeline_rounds={rounds}" if rounds > 1 else ""
+      works = [n for n in range(1, layers + 1) if all(depth % (n * rounds) == 0 for depth in depths.values())]
+      text = f"Stages that work: {works}" if works else "Set config.model.pipeline_rounds=1"
+      raise UserError(f"{where}{times} does not divide config.model.{key}={layers}. {text}.")
+  parts, number = sharding.num_shards("microbatch", mesh), model.pipeline_microbatches
+  for key, rows in (
+    ("train.batch_size", config.train.batch_size // config.train.microbatches),
+    ("eval.batch_size", config.eval.batch_size),
+  ):
+    if number and rows % parts == 0 and rows // parts % number:
+      own = rows // parts
+      works = [n for n in range(1, own + 1) if own % n == 0]
+      raise UserError(
+        f"config.model.pipeline_microbatches={number} does not divide the {own} rows of config.{key} in a pipeline. "
+        f"Give 0 (automatic) or one of {works}."
+      )
+
+
+def pipeline_schedule(config: Config, mesh: jax.sharding.Mesh) -> pipeline.Schedule | None:
+  """Returns the schedule of a training step's pipelines, one for each accumulated microbatch; None without stages."""
+  return pipeline.of_batch(config.model, config.train.batch_size // config.train.microbatches, mesh=mesh)
 
 
 def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:

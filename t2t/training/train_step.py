@@ -190,7 +190,9 @@ def make_train_step(
   def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
     # Keys depend only on (seed, step, microbatch), so a resumed run draws the same random numbers.
     key = jax.random.fold_in(key, state.step)
-    compute = gradients if num_microbatches == 1 else summed_gradients
+    # A pipeline is a loop over microbatches, too, in which gradients would be summed over the copies in each tick.
+    is_pipeline = sharding.num_shards("stages") > 1 and sharding.num_copies() > 1
+    compute = summed_gradients if num_microbatches > 1 or is_pipeline else gradients
     batch_and_carried = {**batch, **state_collections.features(collections, state.collections)}
     grads, metrics, carried = compute(loss.weights(batch), state, batch_and_carried, key)
     new_collections = state_collections.with_features(collections, state.collections, carried)

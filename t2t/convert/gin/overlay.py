@@ -28,6 +28,9 @@ _NOT_THE_SIZE = (
   "remat",
   "attention_kernel",
   "attention_block",
+  "unroll",
+  "pipeline_microbatches",
+  "pipeline_rounds",
 )
 
 
