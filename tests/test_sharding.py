@@ -24,7 +24,10 @@ def test_minus_one_takes_the_devices_that_are_left():
 @pytest.mark.parametrize(
   ("shape", "message"),
   [
-    ({"model": 2}, "config.mesh.model: unknown mesh axis. The axes are dcn_data, stage, data, fsdp, sequence, tensor"),
+    (
+      {"model": 2},
+      "config.mesh.model: unknown mesh axis. The axes are dcn_data, stage, data, fsdp, expert, sequence, tensor",
+    ),
     ({"data": -1, "fsdp": -1}, "data and fsdp are -1"),
     ({"tensor": 0}, "config.mesh.tensor=0"),
     ({"tensor": -2}, "config.mesh.tensor=-2"),
