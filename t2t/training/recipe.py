@@ -488,12 +488,23 @@ def check_pipeline(config: Config, mesh: jax.sharding.Mesh) -> None:
       f"{where}: all layers share their parameters (config.model.share_layers), so that stages would have no layers of "
       "their own. Set --config.mesh.stage=1 and use config.mesh.fsdp."
     )
-  rounds = model.pipeline_rounds
+  unset = {"recurrence": "", "future_tokens": 0, "beside_first": ""}
+  if model.position_scheme.decodes_masks:
+    unset["absolute_positions"] = ""
+  for key, value in unset.items():
+    if getattr(model, key) != value:
+      raise UserError(
+        f"{where} does not support config.model.{key}={getattr(model, key)}, which joins layers of different stages. "
+        f"Set --config.mesh.stage=1, or config.model.{key}={value!r}."
+      )
+  rounds, pattern = model.pipeline_rounds, len(model.feed_forward_pattern)
   depths = {f"num_{side}_layers": getattr(model, f"num_{side}_layers") for side in model.kind.sides}
   for key, layers in depths.items():
-    if layers % (stages * rounds):
+    if layers % (stages * rounds * pattern):
       times = f" x config.model.pipeline_rounds={rounds}" if rounds > 1 else ""
-      works = [n for n in range(1, layers + 1) if all(depth % (n * rounds) == 0 for depth in depths.values())]
+      times += f" x config.model.moe_every={pattern}" if pattern > 1 else ""
+      unit = rounds * pattern
+      works = [n for n in range(1, layers + 1) if all(depth % (n * unit) == 0 for depth in depths.values())]
       text = f"Stages that work: {works}" if works else "Set config.model.pipeline_rounds=1"
       raise UserError(f"{where}{times} does not divide config.model.{key}={layers}. {text}.")
   parts, number = sharding.num_shards("microbatch", mesh), model.pipeline_microbatches
