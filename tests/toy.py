@@ -61,6 +61,9 @@ KINDS: dict[str, TransformerConfig] = {
   "t5_1_1": config(),
   "t5_1_0": config(mlp_activation="relu", tied_logits=True),
   "modern_t5": config(qk_norm=True, mlp_activation="gated_silu", **_ROTARY),
+  "red_llm": config(
+    rotary_cross_attention=True, qk_norm=True, tied_logits=True, mlp_activation="gated_silu", **_ROTARY
+  ),
   "gemma_t5": config(
     norm_offset=True, branch_norm=True, scale_embedding=True, attention_softcap=1.5, logits_softcap=2.0, **_ROTARY
   ),

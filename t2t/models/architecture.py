@@ -150,7 +150,7 @@ def reading_mask(batch: Batch, side: str) -> AttentionMask:
     return AttentionMask(segments, segments, padded=padded, **beside)
   queries = batch.get("decoder_segment_ids")
   queries = jnp.ones_like(batch["decoder_input_tokens"]) if queries is None else queries
-  return AttentionMask(queries, segments, padded=padded)
+  return AttentionMask(queries, segments, positions=batch.get("decoder_positions"), padded=padded)
 
 
 def decoder_mask(batch: Batch, *, bidirectional_prefix: bool) -> AttentionMask:

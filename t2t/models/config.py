@@ -246,6 +246,7 @@ class TransformerConfig:
   relative_segments: bool = False  # relative_xl: a bias by whether query and key have the same segment type (XLNet)
   rotary_base: float = 10_000.0  # base of the rotary frequencies; larger for longer texts
   local_rotary_base: float = 0.0  # rotary base of the layers with a window; 0: rotary_base
+  rotary_cross_attention: bool = False  # rotary positions in cross-attention, targets after the inputs (RedLLM)
   #: scaling of rotary positions for longer sequences, except with local_rotary_base: linear (interpolation),
   #: llama3 (Llama 3.1), yarn (YaRN); "": none
   rotary_scaling: str = ""

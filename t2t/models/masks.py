@@ -169,6 +169,17 @@ class AttentionMask:
     places = self.query_places(query_length)[None] if self.positions is None else self.positions
     return jnp.arange(self.front) - (self.front + places)[..., None]
 
+  def positions_after_keys(self) -> jax.Array:
+    """Returns positions of cross-attention's queries that continue the positions of the keys, int [batch, query].
+
+    The first query of a segment has the position after the last key of the segment. Keys of segments [1, 1, 2, 0] and
+    queries of segments [1, 1, 2] at positions [0, 1, 0] -> [2, 3, 3].
+    """
+    assert self.query_segments is not None and self.key_segments is not None
+    is_own = self.query_segments[:, :, None] == self.key_segments[:, None, :]
+    ends = jnp.max(jnp.where(is_own, jnp.arange(1, self.key_segments.shape[1] + 1), 0), axis=-1)
+    return ends + (jnp.arange(self.query_segments.shape[1]) if self.positions is None else self.positions)
+
   @property
   def is_decoding(self) -> bool:
     """Returns True in decoding, with few queries and many keys; attention then copies no keys and uses no kernel.

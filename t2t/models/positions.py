@@ -180,7 +180,7 @@ class Projections(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-  """Position information for one layer's self-attention, beside its mask; cross-attention uses none.
+  """Position information for one layer's attention, beside its mask.
 
   A scheme may return a subclass with other hooks.
 
@@ -270,16 +270,27 @@ class Scheme:
   decodes_masks: whether the last layer runs twice before vocabulary logits, from `mask_queries`; for encoders only.
   relative: whether keys may begin before the queries, at a memory, and queries may have two streams; see
     `AttentionMask.query_places`.
+  rotates: whether the scheme implements `config.rotary_cross_attention`.
+
+  Raises:
+    UserError: rotary cross-attention in another scheme, or without an encoder.
   """
 
   bias: ClassVar[str] = ""
   relative: ClassVar[bool] = False
+  rotates: ClassVar[bool] = False
   embedded: bool = False
   logit_terms: int = 1
   decodes_masks: bool = False
 
   def __init__(self, config: TransformerConfig):
     self.config = config
+    if config.rotary_cross_attention and not (self.rotates and config.kind.has_encoder_and_decoder):
+      raise UserError(
+        "config.model.rotary_cross_attention=True needs config.model.architecture=encoder_decoder and "
+        f"config.model.positions=rotary, not {config.architecture} and {config.positions}. Set these keys, or "
+        "config.model.rotary_cross_attention=False."
+      )
 
   def reach(self, length: int) -> int:
     """Returns the distance from which a bias by distance is constant, within a sequence of `length`."""
@@ -328,6 +339,17 @@ class Scheme:
     """
     del shared, call
     return lambda index: Positions(is_local=self.config.is_local(index))
+
+  def cross_positions(self, mask: AttentionMask | None, key_length: int, *, front: int = 0) -> Positions:
+    """Returns the positions of the cross-attention of all layers; the default is none.
+
+    Args:
+      mask: mask of the cross-attention, with the positions of the queries; None: only keys are transformed.
+      key_length: length of the encoder's output.
+      front: number of learned keys of the decoder, which take the first positions.
+    """
+    del mask, key_length, front
+    return NOWHERE
 
 
 class ByDistance(Scheme):
@@ -388,6 +410,7 @@ class Rotary(Scheme):
   """
 
   relative = True
+  rotates = True
 
   def __init__(self, config: TransformerConfig):
     super().__init__(config)
@@ -418,6 +441,17 @@ class Rotary(Scheme):
       return Positions(angles=angles, key_angles=key_angles, is_local=is_local)
 
     return of_layer
+
+  def cross_positions(self, mask: AttentionMask | None, key_length: int, *, front: int = 0) -> Positions:
+    """Returns angles of the encoder's positions for keys, and of the positions that continue them for queries.
+
+    Source: Zhang et al. 2025 (RedLLM), section 3.
+    """
+    if not self.config.rotary_cross_attention:
+      return NOWHERE
+    # One axis for the heads.
+    queries = None if mask is None else self.angles((front + mask.positions_after_keys())[:, None])
+    return Positions(angles=queries, key_angles=self.angles(jnp.arange(key_length)))
 
   def angles(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the scaled angles of positions, int [...]: cosine and sine, float32 [..., head_dim / 2] each."""

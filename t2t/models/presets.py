@@ -202,6 +202,14 @@ def modern_t5(size: str) -> dict[str, object]:
   )
 
 
+def red_llm(size: str) -> dict[str, object]:
+  """RedLLM (Zhang et al. 2025): modern_t5 with rotary cross-attention, all heads of keys and values, tied logits.
+
+  Sizes are T5 1.1's, not the paper's.
+  """
+  return modern_t5(size) | dict(num_kv_heads=0, rotary_cross_attention=True, tied_logits=True)
+
+
 def _encoder_row(row: tuple[int, int, int, int]) -> dict[str, int]:
   embed_dim, num_heads, mlp_dim, num_layers = row
   widths = dict(embed_dim=embed_dim, num_heads=num_heads, head_dim=embed_dim // num_heads, mlp_dim=mlp_dim)

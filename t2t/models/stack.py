@@ -132,6 +132,7 @@ class Layer(nnx.Module):
     x: jax.Array,
     memory: jax.Array | attention.KVCache,
     mask: AttentionMask | None,
+    positions: positions_lib.Positions,
     keys: list[jax.Array | None],
     probe: attention.AttentionProbe | None,
   ) -> tuple[jax.Array, jax.Array | None]:
@@ -139,11 +140,12 @@ class Layer(nnx.Module):
     assert mask is not None
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
-      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, dropout_key=keys[0]))
-    update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
+      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, positions, dropout_key=keys[0]))
+    options = {"mask": mask, "positions": positions}
+    update = self.cross_attention(normed, memory.keys, memory.values, **options, dropout_key=keys[0])
     seen = None
     if probe is not None and probe.cross:
-      seen = probe.at(self.cross_attention, normed, memory.keys, mask=mask)
+      seen = probe.at(self.cross_attention, normed, memory.keys, **options)
     return self._add(x, update, "cross_attention", keys[1]), seen
 
   def __call__(
@@ -157,6 +159,7 @@ class Layer(nnx.Module):
     attention_input: jax.Array | None = None,
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: AttentionMask | None = None,
+    cross_positions: positions_lib.Positions = positions_lib.NOWHERE,
     cross_layer: "Layer | None" = None,
     cache: attention.KVCache | None = None,
     prefix_kv: attention.KVCache | None = None,
@@ -175,7 +178,7 @@ class Layer(nnx.Module):
       context: [batch, length, embed], residual stream from which the self-attention takes keys and values; None: `x`.
       attention_input: input of the self-attention, with its width; None: the residual stream, normed.
       memory: input of the cross-attention, [batch, length, embed], or its keys and values.
-      memory_mask: mask of the cross-attention.
+      memory_mask, cross_positions: mask and positions of the cross-attention.
       cross_layer: layer with the cross-attention, if this layer has none.
       cache: keys and values of earlier positions; the keys and values of `x` are added.
       prefix_kv: learned keys and values, [kv heads, few, kv], before the keys of `x`; a cache already has them.
@@ -207,7 +210,8 @@ class Layer(nnx.Module):
       seen = probe.at(self.self_attention, normed, cache.keys, mask=mask, positions=positions)
     x = self._add(x, update, "self_attention", keys[1])
     if memory is not None:
-      x, crossing = (self if cross_layer is None else cross_layer)._add_memory(x, memory, memory_mask, keys[2:4], probe)
+      layer = self if cross_layer is None else cross_layer
+      x, crossing = layer._add_memory(x, memory, memory_mask, cross_positions, keys[2:4], probe)
       seen = crossing if seen is None else seen
     beside_rows = {} if past.others is None else {"carried": past.others}
     output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
@@ -336,7 +340,8 @@ class Stack(nnx.Module):
 
   def read(self, memory: jax.Array) -> attention.KVCache:
     """Returns each layer's cross-attention keys and values of [batch, length, embed], with a leading "layers" axis."""
-    read_layer = lambda cross_attention: attention.KVCache(*cross_attention.keys_and_values(memory))
+    positions = self.config.position_scheme.cross_positions(None, memory.shape[1])
+    read_layer = lambda attend: attention.KVCache(*attend.keys_and_values(memory, positions))
     stacked = self.own_layers.cross_attention
     if self.config.share_layers:
       return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), read_layer(stacked))
@@ -421,6 +426,8 @@ class Stack(nnx.Module):
 
     rows: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, "tasks": tasks, "real": real}
     rows["memory"] = None if memory_is_cached else memory
+    read = memory[0] if isinstance(memory, tuple) else memory
+    num_read = 0 if read is None else (read.keys if isinstance(read, attention.KVCache) else read).shape[-2]
     recurrence: Any = self.recurrence
     prepared = recurrence and recurrence.prepare(self._positions(x, mask))
 
@@ -431,10 +438,13 @@ class Stack(nnx.Module):
       call = positions_lib.Call(x.shape[0], x.shape[1], key_length, rows["mask"], self.front, drops=drops)
       positions = scheme.positions(position_bias, call)
       mask_queries = scheme.mask_queries(position_bias, call) if predicts and scheme.decodes_masks else None
-      run_layer = functools.partial(run, rows, positions, mask_queries)
+      crossing = (
+        scheme.cross_positions(rows["memory_mask"], num_read, front=self.front) if num_read else positions_lib.NOWHERE
+      )
+      run_layer = functools.partial(run, rows, positions, crossing, mask_queries)
       return self._loop(run_layer, progress, layer_inputs, apart=apart)
 
-    def run(rows, positions, mask_queries, progress, inputs):
+    def run(rows, positions, crossing, mask_queries, progress, inputs):
       x = recurrence.enter(progress, inputs["index"], prepared) if recurrence else progress
       entered = x = checkpoint_name(x, "input")
       layer, borrowed = (self.layer, body) if config.share_layers else inputs["weights"]
@@ -446,6 +456,7 @@ class Stack(nnx.Module):
         is_normed=self.is_normed(index),
         memory=inputs["memory"] if memory_is_cached else rows["memory"],
         memory_mask=rows["memory_mask"],
+        cross_positions=crossing,
         cross_layer=layer,
         cache=inputs["cache"],
         prefix_kv=inputs["prefix_kv"],

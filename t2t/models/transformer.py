@@ -249,14 +249,17 @@ class _Transformer(nnx.Module):
       positions=jnp.broadcast_to(positions, (columns.shape[0], 1)),
       causal=True,
     )
-    positions = jnp.broadcast_to(positions + self.decoder.front, columns.shape)
+    positions = jnp.broadcast_to(positions, columns.shape)
+    memory_mask = state.memory_mask
+    if memory_mask is not None:
+      memory_mask = dataclasses.replace(memory_mask, positions=positions)
     x, cache, _ = self.decoder(
-      self.embed(columns, positions=positions, decoder_positions=self.decoder.embed),
+      self.embed(columns, positions=positions + self.decoder.front, decoder_positions=self.decoder.embed),
       mask=mask,
       body=self._body(),
       weights=state.weights,
       memory=state.memory,
-      memory_mask=state.memory_mask,
+      memory_mask=memory_mask,
       cache=state.cache,
       tasks=state.tasks,
       keep_cache=True,

@@ -18,7 +18,7 @@ from t2t.configuration.schema import FIRST, OPTIONAL
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
-  **dict.fromkeys(("byt5", "modern_t5", "mt5", "prefix_lm", "t5", "t5_1_1"), T5_SIZES),
+  **dict.fromkeys(("byt5", "modern_t5", "mt5", "prefix_lm", "red_llm", "t5", "t5_1_1"), T5_SIZES),
   "ul2": (*T5_SIZES, "20b"),
   "albert": ("base", "large", "xlarge", "xxlarge"),
   "electra": ("small", "base", "large"),

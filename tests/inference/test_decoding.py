@@ -15,11 +15,12 @@ LENGTH = 7
 NEVER = -1
 FREE = DecodeConfig(LENGTH)
 BEAMS = DecodeConfig(LENGTH, num_beams=4)
-WRITERS = ["t5_1_1", "modern_t5", "shared_stacks", "shared_everything", "bert2bert", "bart"]
+WRITERS = ["t5_1_1", "modern_t5", "red_llm", "marian", "shared_stacks", "shared_everything", "bert2bert", "bart"]
 WRITERS += [
   "gpt2",
   "mpt",
   "llama",
+  "qwen2",
   "local_llama",
   "gemma",
   "gemma_t5",
