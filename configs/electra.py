@@ -31,7 +31,7 @@ def with_generator(config: ConfigDict, embed_dim: int, num_heads: int, mlp_dim: 
   with config.unlocked():
     config.electra = ConfigDict(dict(embed_dim=embed_dim, num_heads=num_heads, mlp_dim=mlp_dim, num_layers=num_layers))
     config.electra.update(generator_weight=1.0, discriminator_weight=50.0, share_embeddings=True)
-    config.electra.update(predicts="replaced", positions="all")
+    config.electra.update(predicts="replaced", positions="all", mask_decoder=False)
   return config
 
 

@@ -59,6 +59,8 @@ def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dic
   if source.part:
     # Modules trained beside the model are left out, and with them the loss that used both.
     config["train"]["loss"] = "cross_entropy"
+  if source.model.embedding_difference:
+    config["model"]["embedding_difference"] = foreign.model.embedding_difference
   # These keys refer to parameters of the adapted model.
   config["train"]["freeze"], config["optimizer"]["param_groups"] = (), ()
   # A run with this config starts from the merged model, not from the base.

@@ -23,6 +23,7 @@ from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, resto
 from t2t.convert import atomic_output, vocab_override
 from t2t.convert.lazy_tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
+from t2t.models.config import TransformerConfig
 from t2t.param_tree import flatten, unflatten
 from t2t.storage import vocabulary_files
 
@@ -206,7 +207,18 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   lengths = {key: length for key in _LENGTHS if (length := data.get(key))}
   # Remove the folder names of the training machine.
   table = {key: os.path.basename(x) if key in ("files", "eval_files") else x for key, x in table.items()}
-  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, tensors, notes=notes, table=table)
+  model, tensors = _with_sum(source.model, tensors)
+  return Foreign(source.path, "t2t", model, vocabulary, extra_ids, lengths, tensors, notes=notes, table=table)
+
+
+def _with_sum(model: TransformerConfig, tensors: dict[str, Tensor]) -> tuple[TransformerConfig, dict[str, Tensor]]:
+  """Replaces the token embedding and its difference by their sum; other models are unchanged."""
+  if not model.embedding_difference:
+    return model, tensors
+  table, difference = tensors["embed/table"], tensors["embed/difference"]
+  total = Tensor(table.shape, np.dtype(np.float32), (lambda: table.read() + difference.read(),))
+  others = {path: tensor for path, tensor in tensors.items() if path != "embed/difference"}
+  return dataclasses.replace(model, embedding_difference=False), others | {"embed/table": total}
 
 
 def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:

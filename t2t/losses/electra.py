@@ -49,6 +49,7 @@ class ElectraConfig:
   share_embeddings: bool = True  # share embeddings of tokens, positions and segments between both models
   predicts: str = "replaced"  # task of the discriminator: replaced, yes or no per token; tokens, the original
   positions: str = "all"  # tokens that the discriminator predicts: all, or masked
+  mask_decoder: bool = False  # generator with disentangled positions: an enhanced mask decoder (DeBERTa v3)
 
 
 def generator_config(model: TransformerConfig, electra: ElectraConfig) -> TransformerConfig:
@@ -70,16 +71,24 @@ def generator_config(model: TransformerConfig, electra: ElectraConfig) -> Transf
     output_embedding_dim=0,
     tied_logits=True,
     logits_transform=True,
+    vocabulary_head=True,
+    embedding_difference=False,
     heads=(),
+    **({"absolute_positions": "mask_decoder"} if electra.mask_decoder else {}),
   )
 
 
 class Generator(nnx.Module):
-  """A masked language model with its own embedding, or the embedding of the discriminator."""
+  """A masked language model with its own embedding, or the embedding of the discriminator.
 
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, shares_embeddings: bool):
+  With `shares_table` only the token table is the discriminator's, and only the generator's loss trains it, because the
+  discriminator adds a difference to it: gradient-disentangled embedding sharing (He et al. 2023, section 3.3).
+  """
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, shares_embeddings: bool, shares_table: bool):
     self.gradient_dtype = config.gradient_dtype
-    self.embed = None if shares_embeddings else layers.Embed(config, rngs)
+    self.shares_table = shares_table
+    self.embed = None if shares_embeddings else layers.Embed(config, rngs, owns_table=not shares_table)
     projects = shares_embeddings and config.embedding_dim
     shape, axes = (config.embedding_dim, config.embed_dim), ("factor", None)
     self.projection = layers.param(rngs, shape, axes, scale=layers.fan_in_scale(config, shape[0])) if projects else None
@@ -90,16 +99,17 @@ class Generator(nnx.Module):
   def hidden(self, batch: Batch, discriminator: EncoderOnly, *, dropout_key: jax.Array | None) -> Hidden:
     """Returns hidden states, [batch, length, embed], with auxiliary outputs."""
     if self.embed is not None:
-      x = self.embed.project(discriminator.look_up(batch, embed=self.embed))
+      table = discriminator.embed.table if self.shares_table else None
+      x = self.embed.project(discriminator.look_up(batch, embed=self.embed, table=table))
     else:
       x = discriminator.look_up(batch)
       if self.projection is not None:
         x = layers.dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
-    return discriminator.read(x, batch, encoder=self.encoder, dropout_key=dropout_key)
+    return discriminator.read(x, batch, encoder=self.encoder, predicts=True, dropout_key=dropout_key)
 
   def logits_fn(self, embed: layers.Embed) -> LogitsFn:
     """Returns the function from [..., embed] to float32 logits [..., vocab]."""
-    return self.head.logits_fn(embed if self.embed is None else self.embed)
+    return self.head.logits_fn(embed if self.embed is None or self.shares_table else self.embed)
 
 
 class Pair(nnx.Module):
@@ -110,8 +120,11 @@ class Pair(nnx.Module):
 
   def __init__(self, config: TransformerConfig, electra: ElectraConfig, rngs: nnx.Rngs):
     self.discriminator = EncoderOnly(config, rngs)
-    shares = electra.share_embeddings
-    self.generator = Generator(generator_config(config, electra), rngs, shares_embeddings=shares)
+    shares = {
+      "shares_embeddings": electra.share_embeddings and not config.embedding_difference,
+      "shares_table": electra.share_embeddings and config.embedding_difference,
+    }
+    self.generator = Generator(generator_config(config, electra), rngs, **shares)
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """Returns the generator's hidden states."""
@@ -183,6 +196,22 @@ class Electra:
           f"config.electra.{key}={getattr(electra, key)}: must be from 1 to the discriminator's "
           f"config.model.{theirs}={getattr(model, theirs)}. The paper uses a quarter to a half of this value."
         )
+    if model.absolute_positions == "mask_decoder":
+      raise UserError(
+        "config.model.absolute_positions=mask_decoder needs vocabulary logits, which config.train.loss=electra trains "
+        "only in the generator. Set config.model.absolute_positions='' and config.electra.mask_decoder=True."
+      )
+    if electra.mask_decoder and not (model.positions == "disentangled" and model.max_length):
+      raise UserError(
+        f"config.electra.mask_decoder=True needs config.model.positions=disentangled and config.model.max_length, not "
+        f"{model.positions} and {model.max_length}. Set these keys, or config.electra.mask_decoder=False."
+      )
+    if model.embedding_difference and not (electra.share_embeddings and electra.predicts == "replaced"):
+      raise UserError(
+        "config.model.embedding_difference=True needs config.electra.share_embeddings=True and "
+        f"config.electra.predicts=replaced, not {electra.share_embeddings} and {electra.predicts}. Set these keys, or "
+        "config.model.embedding_difference=False."
+      )
     if electra.predicts == "replaced" and HeadConfig(HEAD, 1, "detector") not in model.heads:
       listing = ", ".join(f"{head.name} ({head.kind}, {head.num_classes})" for head in model.heads) or "none"
       raise UserError(
@@ -241,7 +270,7 @@ class Electra:
     # Segments mark real positions even if a sampled token has the id of padding.
     segments = batch.get("encoder_segment_ids", real.astype(jnp.int32))
     changed = dict(batch) | {"encoder_input_tokens": corrupted, "encoder_segment_ids": segments}
-    read = module.discriminator.hidden(changed, dropout_key=discriminator_key)
+    read = module.discriminator.hidden_states(changed, dropout_key=discriminator_key)
     seen = read.x
     if self.config.predicts == "replaced":
       scores = module.discriminator.head_logits(HEAD, seen)[..., 0]

@@ -234,9 +234,7 @@ class TransformerConfig:
   relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias or vector
   relative_position_max_distance: int = 128  # distance in positions from which all share the last bucket
   disentangled_terms: str = "both"  # disentangled: content_to_position, position_to_content, or both, in the logits
-  share_position_projections: bool = (
-    False  # disentangled: the layers' query and key matrices for positions (DeBERTa v2)
-  )
+  share_position_projections: bool = False  # disentangled: the same query and key matrices for positions (DeBERTa v2)
   relative_position_norm: bool = False  # disentangled: a norm of the vectors of distances (DeBERTa v2)
   #: disentangled: learned positions of max_length rows; input (added to embedded tokens),
   #: mask_decoder (added to queries before the vocabulary's logits, DeBERTa) or "": none
@@ -333,6 +331,9 @@ class TransformerConfig:
   #: (MobileBERT); 0: the embedding's width
   output_embedding_dim: int = 0
   embedding_norm: bool = False  # a norm after the embedding (BERT)
+  #: a trained difference, from 0, added to the token embedding, which then has no other gradient from this input: in
+  #: ELECTRA only the generator trains the shared embedding (DeBERTa v3)
+  embedding_difference: bool = False
   own_decoder_positions: bool = False  # separate learned positions and embedding norm of the decoder (BART)
   scale_embedding: bool = False  # multiplication of embedded tokens by sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # rows of the encoder's segment-type embedding (BERT 2)

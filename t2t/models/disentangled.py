@@ -148,7 +148,7 @@ class Disentangled(Scheme):
         f"config.model.max_length=0: config.model.absolute_positions={config.absolute_positions} needs a maximum "
         "length. Set --config.model.max_length to the longest sequence."
       )
-    if config.absolute_positions == "mask_decoder" and not (config.architecture == "encoder_only" and config.post_norm):
+    if config.absolute_positions == "mask_decoder" and (config.is_generative or not config.post_norm):
       raise UserError(
         "config.model.absolute_positions=mask_decoder needs config.model.architecture=encoder_only and "
         f"config.model.post_norm=True, not {config.architecture} and {config.post_norm}. Set these keys, or "

@@ -217,17 +217,25 @@ class Embed(nnx.Module):
 
   parts: number of token vectors that are concatenated before the projection to the model's width; with several, they
     are projected first, and positions, segments and the norm have the model's width.
+
+  Args:
+    config: shape of the model.
+    rngs: random keys of the initial values.
+    owns_table: whether the module has a table; otherwise calls take the table of another module.
   """
 
   parts: ClassVar[int] = 1
 
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, owns_table: bool = True):
     width = config.embedding_width
     added_width = width if self.parts == 1 else config.embed_dim
     axis, added_axis = ("embed" if size == config.embed_dim else "factor" for size in (width, added_width))
     # Default standard deviation 1: T5 does not scale embeddings at the input.
     scale = config.init_scale or 1.0
-    self.table = param(rngs, (config.vocab_size, width), ("vocab", axis), scale=scale)
+    shape, axes = (config.vocab_size, width), ("vocab", axis)
+    self.table = param(rngs, shape, axes, scale=scale) if owns_table else None
+    has_difference = owns_table and config.embedding_difference
+    self.difference = nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes) if has_difference else None
     added = lambda rows, name: param(rngs, (rows, added_width), (name, added_axis), scale=scale)
     rows, types = config.max_length + config.position_offset, config.segment_types
     self.positions = added(rows, "positions") if config.position_scheme.embedded else None
@@ -283,23 +291,33 @@ class Embed(nnx.Module):
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
     decoder_positions: DecoderPositions | None = None,
+    table: nnx.Param | None = None,
   ) -> jax.Array:
-    """Looks up the embedding tables, followed by the norm if any: [batch, length, embedding width]; see `__call__`."""
+    """Looks up the embedding tables, followed by the norm if any: [batch, length, embedding width]; see `__call__`.
+
+    Args:
+      tokens, positions, segments, decoder_positions: see `__call__`.
+      table: the token table of another module; None: this module's, with its difference.
+    """
     return self.with_positions(
-      self.vectors(tokens), positions=positions, segments=segments, added=decoder_positions or self
+      self.vectors(tokens, table), positions=positions, segments=segments, added=decoder_positions or self
     )
 
-  def vectors(self, tokens: jax.Array) -> jax.Array:
-    """Looks up the tokens of a batch, int [batch, length] -> [batch, length, embedding width]."""
+  def vectors(self, tokens: jax.Array, table: nnx.Param | None = None) -> jax.Array:
+    """Looks up the tokens of a batch, int [batch, length] -> [batch, length, embedding width]; see `look_up`."""
     # Rows are looked up in float32 and then cast, so that gradients of many positions are summed in float32. In
     # bfloat16 a sum stops growing at 256 equal terms, and the gradient of a token with 9,913 occurrences was wrong by
     # half. Devices also all-reduce the tables of positions and segments in float32: 845 MB a step instead of 754 for
     # BERT base on 4 x 4 v5e chips. The table is gathered over its embed axis first, because sharded rows would have to
     # be reassembled.
-    table = sharding.shard(self.table[...], "vocab", "embed")
-    x = jnp.take(table, tokens, axis=0)
+    rows = lambda table: jnp.take(sharding.shard(table[...], "vocab", "embed"), tokens, axis=0)
+    own = self.table if table is None else table
+    assert own is not None
+    x = rows(own)
+    if table is None and self.difference is not None:
+      x = jax.lax.stop_gradient(x) + rows(self.difference)
     if self.prompt is not None:
-      behind = tokens - table.shape[0]
+      behind = tokens - own[...].shape[0]
       x = jnp.where(behind[..., None] < 0, x, jnp.take(self.prompt[...], jnp.maximum(behind, 0), axis=0))
     x = sharding.shard(x.astype(self.dtype), "batch", "length", "embed")
     # Rounded as in Gemma's training, where the factor had the dtype of the activations.

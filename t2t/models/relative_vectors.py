@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ class Pairs:
   """
 
   call: Call
-  row: Callable[[Any], jax.Array]
+  row: Callable[[jax.Array], jax.Array]
 
   @property
   def _num_keys(self) -> int:

@@ -562,17 +562,25 @@ class EncoderOnly(_Transformer):
   def _has_two_streams(self, batch: Batch) -> bool:
     return self.config.two_streams and "encoder_ranks" in batch
 
-  def look_up(self, batch: Batch, *, embed: layers.Embed | None = None, places: jax.Array | None = None) -> jax.Array:
+  def look_up(
+    self,
+    batch: Batch,
+    *,
+    embed: layers.Embed | None = None,
+    table: nnx.Param | None = None,
+    places: jax.Array | None = None,
+  ) -> jax.Array:
     """Returns the token embeddings, [batch, length, embedding width], from this model's or another embedding.
 
     Args:
       batch: model features.
       embed: another embedding; None: this model's.
+      table: another token table; None: the embedding's.
       places: positions of the tokens; None: the batch's positions.
     """
     places = batch.get("encoder_positions") if places is None else places
     tokens, types = batch["encoder_input_tokens"], self._types(batch)
-    return (embed or self.embed).look_up(tokens, positions=places, segments=types)
+    return (embed or self.embed).look_up(tokens, positions=places, segments=types, table=table)
 
   def read(
     self,
@@ -580,7 +588,9 @@ class EncoderOnly(_Transformer):
     batch: Batch,
     *,
     encoder: Stack | None = None,
-    **options: Any,
+    every_layer: bool = False,
+    predicts: bool = False,
+    dropout_key: jax.Array | None = None,
   ) -> Hidden:
     """Returns hidden states of embedded tokens, [batch, length, embed], by this model's layers or another encoder's.
 
@@ -588,8 +598,9 @@ class EncoderOnly(_Transformer):
       x: embedded tokens.
       batch: model features.
       encoder: another encoder; None: this model's.
-      options: `every_layer`, `predicts` and `dropout_key` of `Stack`.
+      every_layer, predicts, dropout_key: see `Stack`.
     """
+    options = {"every_layer": every_layer, "predicts": predicts, "dropout_key": dropout_key}
     x, _, aux = self._run(x, batch, encoder or self.encoder, **options)
     return Hidden(x, auxiliary.of_stacks(encoder=aux))
 

@@ -24,6 +24,10 @@ FAMILIES = {
   "electra": ("small", "base", "large"),
   **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
   "transformer": ("base", "big"),
+  "deberta": ("base", "large", "xlarge"),
+  "deberta_v2": ("xlarge", "xxlarge"),
+  "deberta_v3": ("xsmall", "small", "base", "large"),
+  "nezha": ("base", "large"),
   "gpt1": ("base",),
   "cramming": ("base",),
   "ettin": tuple(
@@ -107,7 +111,7 @@ def test_names_of_the_shipped_configs():
 def test_every_shipped_config_loads(name):
   """A config has its name and the default's keys, except the section of its own method."""
   config, plain = load_config(name), load_config("t5_1_1_small")
-  sections = {"electra": ("electra",), "contrastive": ("simcse", "labse", "quick_thought")}
+  sections = {"electra": ("electra", "deberta_v3"), "contrastive": ("simcse", "labse", "quick_thought")}
   own = {section for section, words in sections.items() if any(word in name for word in words)}
   assert set(config) == set(plain) | own
   assert all(set(config[section]) == set(values) for section, values in plain.items() if section != "stages")
@@ -352,7 +356,7 @@ def test_a_missing_config_is_told(capsys):
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
-  assert max(map(len, error.splitlines())) <= 80 and len(error) < 600
+  assert max(map(len, error.splitlines())) <= 80 and len(error) < 650
   found = " ".join(error.split()).partition("--help): ")[2].split(", ")
   assert {"bert_nsp_*", "labse_base", "tiny", "tiny_*"} <= set(found)
   assert t2t_main.main(["train", "--debug"]) == 2

@@ -255,6 +255,18 @@ def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
 # ---- From t2t --------------------------------------------------------------------------------------------------------
 
 
+def test_an_embedding_and_its_difference_are_added(tmp_path):
+  """The converted model has one table, as without gradient-disentangled sharing."""
+  config = toy.encoder(embedding_difference=True, num_encoder_layers=1)
+  params = foreign.random_params(config)
+  tensor_writer.save(foreign.in_memory(config, params), epath.Path(tmp_path / "run"))
+  found = tensor_writer.open_foreign(str(tmp_path / "run"))
+  assert found.model == dataclasses.replace(config, embedding_difference=False)
+  total = params.pop("embed/difference") + params["embed/table"]
+  assert found.tensors.keys() == params.keys()
+  np.testing.assert_array_equal(found.tensors["embed/table"].read(), total)
+
+
 @pytest.mark.slow
 def test_parameters_that_were_not_trained(tmp_path):
   """A checkpoint stores them separately; they are read with the others, without optimizer state."""

@@ -1,6 +1,7 @@
 """ELECTRA: a generator trained together with the model, and tokens sampled on the device."""
 
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -75,6 +76,30 @@ def test_both_are_trained_and_each_parameter_counts():
   for path, leaf in toy.flat(nnx.to_pure_dict(grads)).items():
     assert float(jnp.max(jnp.abs(leaf))) > 0, path
   assert set(metrics) == {"loss", "accuracy", "generator_loss", "generator_accuracy", "replaced"}
+
+
+@pytest.mark.slow
+def test_a_shared_table_has_only_the_generators_gradient():
+  """Gradient-disentangled sharing (He et al. 2023): the discriminator adds a difference, which starts at 0."""
+  loss, batch = loss_of(mask_decoder=True), batch_of()
+  positions = dict(positions="disentangled", relative_position_buckets=8, relative_position_max_distance=4)
+  pair = pair_of(loss, dataclasses.replace(MODEL, embedding_difference=True, vocabulary_head=False, **positions))
+  graphdef, params = toy.split(pair)
+  assert not np.any(params["discriminator"]["embed"]["difference"]) and "table" not in params["generator"]["embed"]
+
+  def term(name, params):
+    return loss(nnx.merge(graphdef, params), batch, loss.weights(batch), key=toy.key(), train=True)[0][name]
+
+  names = "generator", "discriminator"
+  both = jax.jit(lambda params: [jax.grad(functools.partial(term, name))(params) for name in names])
+  generator, discriminator = (toy.flat(gradients) for gradients in both(params))
+  largest = lambda gradients, path: float(jnp.max(jnp.abs(gradients[path])))
+  table, difference = "discriminator/embed/table", "discriminator/embed/difference"
+  assert largest(generator, table) > 0 and largest(generator, difference) == 0
+  assert largest(discriminator, table) == 0 and largest(discriminator, difference) > 0
+  for path in generator:
+    assert max(largest(generator, path), largest(discriminator, path)) > 0, path
+    assert (largest(generator, path) > 0) == (path == table or path.startswith("generator/")), path
 
 
 @pytest.mark.exhaustive
@@ -241,6 +266,8 @@ def test_evaluation_draws_the_same_again():
       {"heads": ({"name": "replaced", "num_classes": 1},)},
       r"with one score, but config.model.heads has replaced \(class, 1\)",
     ),
+    ("model", {"absolute_positions": "mask_decoder"}, "Set config.model.absolute_positions='' and config.electra.mask"),
+    ("electra", {"mask_decoder": True}, "mask_decoder=True needs config.model.positions=disentangled"),
     ("electra", {"predicts": "words"}, "config.electra.predicts=words: unknown value. Known values: replaced, tokens"),
     (
       "model",
