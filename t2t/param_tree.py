@@ -111,6 +111,10 @@ def path_name(path: tuple) -> str:
 
 
 def stack_of(path: str) -> str:
-  """Returns the layer stack of a parameter: "encoder/layers" for "encoder/layers/mlp/up"; "" outside of stacks."""
+  """Returns the layer stack of a parameter: "encoder/layers" for "encoder/layers/mlp/up"; "" outside of stacks.
+
+  Alternating feed-forward layers have a stack for each kind: "encoder/layers/mlp/moe/layers".
+  """
   parts = path.split("/")
-  return "/".join(parts[: parts.index("layers") + 1]) if "layers" in parts else ""
+  last = max((index for index, part in enumerate(parts) if part == "layers"), default=-1)
+  return "/".join(parts[: last + 1])

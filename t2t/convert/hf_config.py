@@ -36,6 +36,8 @@ FAMILIES: LazyTable[Family] = LazyTable(
     "mistral": "t2t.convert.decoders:MISTRAL",
     "qwen2": "t2t.convert.decoders:QWEN2",
     "qwen3": "t2t.convert.decoders:QWEN3",
+    "mixtral": "t2t.convert.experts:MIXTRAL",
+    "switch_transformers": "t2t.convert.experts:SWITCH",
     "gemma": "t2t.convert.gemma:GEMMA",
     "gemma2": "t2t.convert.gemma:GEMMA2",
     "gemma3_text": "t2t.convert.gemma:GEMMA3",
@@ -198,6 +200,9 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "heads",
     "vocabulary_head",
     "most_global_tokens",
+    "moe_balance_loss",
+    "moe_z_loss",
+    "moe_jitter",
   ):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads

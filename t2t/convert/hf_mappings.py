@@ -80,6 +80,8 @@ class Family:
   prefix: of names in a model with a head; a checkpoint of the bare model has no prefix.
   layouts: name -> layout of a tensor that is not a plain matrix.
   copies: name -> name of the same tensor, which some checkpoints contain twice.
+  writes_copies: whether transformers does not tie the embeddings of the two sides if the logits are not tied, so that
+    files of such models contain every copy.
   reads_bias_copy: whether transformers 4 reads the copy of two differing biases, as 5 does.
   buffers: name endings of buffers, which are not parameters.
   logits_bias: name of a buffer [1, vocab] that is added to the logits; t2t's model has a bias if it is not zero.
@@ -105,6 +107,7 @@ class Family:
   prefix: str = ""
   layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  writes_copies: bool = False
   reads_bias_copy: bool = True
   buffers: tuple[str, ...] = ()
   logits_bias: str = ""

@@ -1,6 +1,6 @@
 """Imports and exports Hugging Face folders, config.json and safetensors; hf_mappings.py has the tables."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import fnmatch
 import functools
@@ -57,11 +57,12 @@ class TensorMapping:
 
   ours: the parameters concatenated in it, along their last axis; empty for a zero tensor.
   widths: of each, in that axis.
-  layer: number of the layer; None: the parameters are not stacked.
+  layer: index in the stack; None: the parameters are not stacked.
   shape: in Hugging Face.
   transposed: whether it is [out, in].
   is_row: whether it is [1, size], and a vector in t2t.
   axes, order: see `hf_mappings.Layout`; (): a plain matrix.
+  expert: index of the expert; None: a tensor of a whole layer.
   """
 
   ours: tuple[str, ...]
@@ -72,6 +73,7 @@ class TensorMapping:
   is_row: bool = False
   axes: tuple[int, ...] = ()
   order: tuple[int, ...] = ()
+  expert: int | None = None
 
   def ours_of(self, value: np.ndarray, index: int) -> np.ndarray:
     """Returns the part of a Hugging Face tensor for `ours[index]`, in t2t's layout."""
@@ -81,6 +83,10 @@ class TensorMapping:
     value = value.T if self.transposed else value.reshape(-1) if self.is_row else value
     begin = sum(self.widths[:index])
     return value[..., begin : begin + self.widths[index]]
+
+  def of_expert(self, layer: np.ndarray) -> np.ndarray:
+    """Returns the part of a layer's parameter for `expert`; the whole parameter without one."""
+    return layer if self.expert is None else layer[self.expert]
 
   def theirs_of(self, values: Iterable[np.ndarray]) -> np.ndarray:
     """Returns the Hugging Face tensor for all of `ours`."""
@@ -106,12 +112,12 @@ def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]
   of_head = {name: f"heads/{model.heads[0].name}/{ours}" for name, ours in task.names.items()} if task else {}
   # Two t2t parameters may share a Hugging Face name in different kinds of models, but no model has both.
   for name, ours in (*family.names.items(), *of_head.items()):
-    ours = (ours,) if isinstance(ours, str) else ours
+    ours = tuple(_path_in(model, path) for path in ((ours,) if isinstance(ours, str) else ours))
     if ours[0] not in known:
       continue
-    stacked = "{}" in name
+    leading = name.count("{}")  # axes of layers and experts
     name = name if model.gated else name.replace(*family.ungated)
-    shapes = [known[path].shape[1:] if stacked else known[path].shape for path in ours]
+    shapes = [known[path].shape[leading:] for path in ours]
     widths = tuple(shape[-1] for shape in shapes)
     shape = (*shapes[0][:-1], sum(widths))
     turned = family.transposed or ours[0].startswith(("head/", "heads/"))
@@ -120,12 +126,32 @@ def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]
     layout = family.layouts.get(name)
     axes, order = (layout.axes(model), layout.order) if layout else ((), ())
     theirs = tuple(axes[axis] for axis in order) if layout and layout.keeps_axes else theirs
-    for layer in range(known[ours[0]].shape[0]) if stacked else [None]:
-      mappings[name.format(layer)] = TensorMapping(ours, widths, layer, theirs, transposed, axes=axes, order=order)
+    layers = enumerate(_layer_numbers(model, ours[0], known[ours[0]].shape[0])) if leading else [(None, None)]
+    for layer, number in layers:
+      for expert in range(known[ours[0]].shape[1]) if leading == 2 else [None]:
+        mappings[name.format(number, expert)] = TensorMapping(
+          ours, widths, layer, theirs, transposed, axes=axes, order=order, expert=expert
+        )
   if family.logits_bias and model.logits_bias:
     rows = model.vocab_size
     mappings[family.logits_bias] = TensorMapping(("head/bias",), (rows,), None, (1, rows), False, is_row=True)
   return {name: mapping for name, mapping in mappings.items() if name not in family.constants}
+
+
+def _path_in(model: TransformerConfig, path: str) -> str:
+  """Returns the path of a parameter; names of alternating feed-forward layers have one stack if all are alike."""
+  pattern = model.feed_forward_pattern
+  return path.replace(f"/mlp/{pattern[0]}/layers/", "/mlp/") if len(pattern) == 1 else path
+
+
+def _layer_numbers(model: TransformerConfig, path: str, num_rows: int) -> Iterable[int]:
+  """Returns the number in the model of each layer in a parameter's stack."""
+  pattern = model.feed_forward_pattern
+  kind = next((kind for kind in pattern if f"/mlp/{kind}/layers/" in path), None)
+  if kind is None:
+    return range(num_rows)
+  num_layers = num_rows // pattern.count(kind) * len(pattern)
+  return [number for number in range(num_layers) if pattern[number % len(pattern)] == kind]
 
 
 # ---- Import ----------------------------------------------------------------------------------------------------------
@@ -521,10 +547,16 @@ def _tensors(
   family: Family, model: TransformerConfig, wanted: Mapping[str, TensorMapping], entries: Mapping[str, TensorEntry]
 ) -> dict[str, Tensor]:
   parts: dict[str, dict[int | None, Any]] = {}
+  of_experts: dict[tuple[str, int | None], list[Callable[[], np.ndarray]]] = {}
   dtypes = {}
   for name, mapping in wanted.items():
     for index, path in enumerate(mapping.ours):
-      parts.setdefault(path, {})[mapping.layer] = functools.partial(_read, entries[name], mapping, index)
+      read = functools.partial(_read, entries[name], mapping, index)
+      if mapping.expert is not None:
+        experts = of_experts.setdefault((path, mapping.layer), [])  # in order, see `places`
+        experts.append(read)
+        read = functools.partial(_stacked, experts)
+      parts.setdefault(path, {})[mapping.layer] = read
       dtypes[path] = safetensors.DTYPES.get(entries[name].dtype, np.dtype(np.float32))
   tensors = {}
   for path, x in expected(model).items():
@@ -539,6 +571,10 @@ def _tensors(
       readers = (parts[path][None],)
     tensors[path] = Tensor(x.shape, dtypes.get(path, np.dtype(np.float32)), readers, stacked=stacked)
   return tensors
+
+
+def _stacked(readers: Iterable[Callable[[], np.ndarray]]) -> np.ndarray:
+  return np.stack([read() for read in readers])
 
 
 def _is_layer_of(family: Family, name: str, path: str) -> bool:
@@ -568,7 +604,8 @@ def written(family: Family, model: TransformerConfig) -> dict[str, TensorMapping
   """
   wanted = places(family, model)
   if _head(family) in wanted:
-    wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+    is_written = lambda copy: copy.endswith(".bias") or (family.writes_copies and copy not in wanted)
+    wanted |= {copy: wanted[original] for copy, original in family.copies.items() if is_written(copy)}
   if family.logits_bias and family.logits_bias not in wanted:
     wanted[family.logits_bias] = TensorMapping((), (), None, (1, model.vocab_size), False)
   _, task = hf_heads.class_of(family, model)
@@ -629,13 +666,15 @@ def save(
   names = [_WEIGHTS]
   if len(shards) > 1:
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+  # Experts of one layer follow each other, so the layer is read once.
+  read_layer = functools.lru_cache(maxsize=1)(lambda path, layer: foreign.tensors[path].read_layer(layer))
   with atomic_output.whole(out, sum(sizes.values())) as folder:
     for name, shard in zip(names, shards, strict=True):
       with safetensors.SafetensorsWriter(
         folder / name, {tensor: wanted[tensor].shape for tensor in shard}, dtype=_DTYPES[dtype]
       ) as writer:
         for tensor in shard:
-          advance(writer.write(tensor, _value(foreign, wanted[tensor], tensor, dtype)), 1)
+          advance(writer.write(tensor, _value(foreign, wanted[tensor], tensor, dtype, read_layer)), 1)
     if len(shards) > 1:
       weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
       _write_json(folder / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
@@ -665,9 +704,14 @@ def _counted_from(foreign: Foreign, offset: int) -> Foreign:
   return dataclasses.replace(foreign, model=moved, tensors=tensors)
 
 
-def _value(foreign: Foreign, mapping: TensorMapping, name: str, dtype: str) -> np.ndarray:
-  parts = [foreign.tensors[path] for path in mapping.ours]
-  value = mapping.theirs_of(x.read() if mapping.layer is None else x.read_layer(mapping.layer) for x in parts)
+def _value(
+  foreign: Foreign, mapping: TensorMapping, name: str, dtype: str, read_layer: Callable[[str, int], np.ndarray]
+) -> np.ndarray:
+  if mapping.layer is None:
+    parts = [foreign.tensors[path].read() for path in mapping.ours]
+  else:
+    parts = [mapping.of_expert(read_layer(path, mapping.layer)) for path in mapping.ours]
+  value = mapping.theirs_of(parts)
   if dtype == "float16" and np.any(np.abs(value) > np.finfo(np.float16).max):
     raise UserError(f"--dtype float16: {name} has values beyond 65,504. Give bfloat16 or float32.")
   return value

@@ -79,6 +79,12 @@ class FeedForward(nnx.Module):
     raise NotImplementedError
 
   @classmethod
+  def idle_parameters(cls, config: TransformerConfig) -> float:
+    """Returns the parameters of a layer that a position does not use."""
+    del config
+    return 0.0
+
+  @classmethod
   def inner_features(cls, config: TransformerConfig) -> float:
     """Returns features per position of the layer's inner matrix outputs, which the backward pass may keep."""
     raise NotImplementedError
@@ -87,7 +93,7 @@ class FeedForward(nnx.Module):
 class Alternating(nnx.Module):
   """Feed-forward layers of a stack whose layers differ: for each row of the pattern a module with a leading axis.
 
-  Parameters are under mlp/ROW/; only layers with a row have its parameters.
+  Parameters are under mlp/ROW/layers/; only layers with a row have its parameters.
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, num_layers: int):
@@ -95,14 +101,14 @@ class Alternating(nnx.Module):
     for row in dict.fromkeys(self.pattern):
       keys = jax.random.split(rngs.params(), num_layers // len(self.pattern) * self.pattern.count(row))
       make = functools.partial(FEED_FORWARD[row], config)
-      setattr(self, row, jax.vmap(lambda key, make=make: make(nnx.Rngs(key)))(keys))
+      setattr(self, row, nnx.Dict(layers=jax.vmap(lambda key, make=make: make(nnx.Rngs(key)))(keys)))
 
   def of_layer(self, index: int) -> FeedForward:
     """Returns the feed-forward layer of the layer with this index."""
     group, place = divmod(index, len(self.pattern))
     row = self.pattern[place]
     position = group * self.pattern.count(row) + self.pattern[:place].count(row)
-    return jax.tree.map(lambda x: x[position], getattr(self, row))
+    return jax.tree.map(lambda x: x[position], getattr(self, row)["layers"])
 
 
 class Mlp(FeedForward):

@@ -153,6 +153,11 @@ class Moe(FeedForward):
     return (own + (config.moe_every - 1) * Mlp.multiply_adds(config)) / config.moe_every
 
   @classmethod
+  def idle_parameters(cls, config: TransformerConfig) -> float:
+    """Returns the mean over the layers of the pattern."""
+    return (config.moe_experts - config.moe_experts_per_token) * Mlp.multiply_adds(config) / config.moe_every
+
+  @classmethod
   def inner_features(cls, config: TransformerConfig) -> float:
     slots = config.moe_experts_per_token * (config.moe_capacity_factor or 1.0)
     return (slots + config.moe_every - 1) * Mlp.inner_features(config) / config.moe_every

@@ -104,6 +104,15 @@ _QWEN2 = {
   "32b": (5120, 40, 8, 128, 27648, 64),
   "72b": (8192, 64, 8, 128, 29568, 80),
 }
+# Llama team 2024, table 3.
+_LLAMA3 = {"8b": (4096, 32, 8, 128, 14336, 32)}
+# Jiang et al. 2024, table 1, and the released configs.
+_MIXTRAL = {"8x7b": (4096, 32, 8, 128, 14336, 32), "8x22b": (6144, 48, 8, 128, 16384, 56)}
+# embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each), experts, and n of every n-th layer.
+# Fedus et al. 2022, table 9; base, large and xxl as released for T5X: base and large have MLPs of T5 1.0's width.
+_SWITCH = {f"base_{n}": (768, 12, 64, 3072, 12, n, 2) for n in (8, 16, 32, 64, 128, 256)}
+_SWITCH |= {"large_128": (1024, 16, 64, 4096, 24, 128, 2), "xxl_128": (4096, 64, 64, 10240, 24, 128, 2)}
+_SWITCH |= {"c_2048": (2080, 32, 64, 6144, 15, 2048, 1)}
 # MosaicML 2023, as released; heads fill the width.
 _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
@@ -137,6 +146,8 @@ LLAMA2_SIZES = tuple(_LLAMA2)
 LLAMA3_SIZES = tuple(_LLAMA3)
 QWEN2_SIZES = tuple(_QWEN2)
 UL2_SIZES = tuple(_UL2)
+MIXTRAL_SIZES = tuple(_MIXTRAL)
+SWITCH_SIZES = tuple(_SWITCH)
 
 
 def _row(table: Mapping[str, T], size: str) -> T:
@@ -565,6 +576,24 @@ def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
 def llama2(size: str) -> dict[str, object]:
   """Llama 2 (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU; 1b with grouped queries."""
   return _llama(_row(_LLAMA2, size), vocab_size=32_000)
+
+
+def mixtral(size: str) -> dict[str, object]:
+  """Mixtral (Jiang et al. 2024): Llama with eight experts in each layer, two for each token."""
+  changed = dict(feed_forward="moe", moe_experts=8, moe_experts_per_token=2, moe_normalize_gates=True)
+  return _llama(_row(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.02}
+
+
+def switch(size: str) -> dict[str, object]:
+  """Switch Transformer (Fedus et al. 2022): T5 with experts in every other layer, one for each token.
+
+  The published 395 B parameters of xxl include gates in the experts; the other released sizes have relu.
+  """
+  *row, num_experts, every = _row(_SWITCH, size)
+  fields = _t5({size: tuple(row)}, size, vocab_size=32_128)
+  experts = dict(feed_forward="moe", moe_experts=num_experts, moe_every=every, moe_first=every - 1)
+  experts |= dict(moe_capacity_factor=1.25, moe_balance_loss=0.01, moe_jitter=0.01)
+  return fields | experts | {"mlp_activation": "gated_gelu" if size == "xxl_128" else "relu"}
 
 
 def llama3(size: str) -> dict[str, object]:

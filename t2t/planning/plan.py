@@ -24,6 +24,7 @@ import rich.console
 
 from t2t import UserError, accelerators, losses, sharding
 from t2t.configuration.schema import Config
+from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
 from t2t.models.kernels import dispatch
 from t2t.planning import aot_compile, roofline
@@ -85,6 +86,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "lengths": lengths,
     "rows_at_a_time": config.train.batch_size // sharding.num_shards("batch", mesh) // config.train.microbatches,
     "parameters": compiled.parameters,
+    "active_parameters": compiled.parameters - round(_idle_parameters(model)),
     "memory_per_chip": memory,
     "fits": fits,
     "tokens_per_step": tokens,
@@ -273,7 +275,7 @@ def report(plan: Plan) -> str:
   lines = [
     f"{number} x {accelerators.sold_as(kind)}, {mesh}",
     *textwrap.wrap(f"mesh: {plan['mesh_chosen']}" if plan["mesh_chosen"] else "", 80),
-    f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}"
+    f"{plan['parameters']:,} parameters{_active(plan)}, {plan['optimizer']}, remat {plan['remat']}"
     + (f", products in {plan['quantization']}" if plan["quantization"] else ""),
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
@@ -328,6 +330,18 @@ def sum_of_stages(plans: Sequence[Plan]) -> str:
     chips = plans[0]["chips"]
     lines.append(f"together {sum(hours):,.1f} h, {chips * sum(hours):,.0f} chip-hours (a prediction)")
   return "\n".join(lines)
+
+
+def _idle_parameters(model: TransformerConfig) -> float:
+  """Returns the number of parameters that a token does not use, of experts."""
+  num_layers = model.num_encoder_layers + model.num_decoder_layers
+  num_layers = len(model.kind.sides) if model.share_layers else num_layers
+  return num_layers * model.feed_forward_class.idle_parameters(model)
+
+
+def _active(plan: Plan) -> str:
+  active = plan["active_parameters"]
+  return "" if active == plan["parameters"] else f" ({active:,} active)"
 
 
 def _verdict(plan: Plan) -> list[str]:

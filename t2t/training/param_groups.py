@@ -203,8 +203,11 @@ def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> d
     raise ValueError(f"num_layers={num_layers}, but a stack has {deepest(shapes)} layers")
 
   def distance(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    if stack_of(path):
-      return shape[0] - np.arange(shape[0])
+    if stack := stack_of(path):
+      # Alternating layers of one kind have the distance of the first layer of their group.
+      outer = stack.partition("/layers/")[0]
+      depth = max(other[0] for name, other in shapes.items() if stack_of(name) and name.startswith(outer))
+      return depth - np.arange(shape[0]) * depth // shape[0]
     below = "embed" in path.split("/") or "position_bias" in path
     return np.array(num_layers + 1 if below else 0)
 

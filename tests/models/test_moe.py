@@ -149,8 +149,8 @@ def test_layers_without_experts_have_no_parameters_of_experts():
   """In a Switch model every other layer has experts, and attention stays in one stack."""
   model = jax.eval_shape(lambda: transformer.build(toy.KINDS["switch"], nnx.Rngs(0)))
   shapes = {path: x.shape for path, x in toy.flat(toy.split(model)[1]).items()}
-  assert shapes["decoder/layers/mlp/moe/up"] == (2, 4, 16, 32)
-  assert shapes["decoder/layers/mlp/dense/up"] == (2, 16, 32)
+  assert shapes["decoder/layers/mlp/moe/layers/up"] == (2, 4, 16, 32)
+  assert shapes["decoder/layers/mlp/dense/layers/up"] == (2, 16, 32)
   assert shapes["decoder/layers/self_attention/query"] == (4, 16, 24)
 
 

@@ -53,7 +53,8 @@ class Pair:
   def as_theirs(self, name: str, params: dict[str, np.ndarray]) -> np.ndarray:
     """Converts t2t's parameters or gradients to the transformers parameter `name`."""
     place = self.places[name]
-    return place.theirs_of(params[path] if place.layer is None else params[path][place.layer] for path in place.ours)
+    layers = (params[path] if place.layer is None else params[path][place.layer] for path in place.ours)
+    return place.theirs_of(place.of_expert(np.asarray(layer)) for layer in layers)
 
 
 def exported(config: TransformerConfig, folder: pathlib.Path, *, dtype: str = "float32") -> pathlib.Path:
@@ -191,13 +192,33 @@ def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs:
 
 def assert_same_gradients(pair: Pair, gradient: dict) -> None:
   """Compares all gradients after the backward pass of the transformers model."""
-  flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters(remove_duplicate=False))
-  assert pair.places.keys() <= parameters.keys()
+  flat, gradients = toy.flat(gradient), gradients_of(pair.theirs)
+  assert pair.places.keys() <= gradients.keys()
   for name in pair.places:
-    found, other = pair.as_theirs(name, flat), parameters[name].grad
-    other = np.zeros_like(found) if other is None else other.numpy()
+    found, other = pair.as_theirs(name, flat), gradients[name]
+    other = np.zeros_like(found) if other is None else other
     # Six layers with QK-norm differ by 1.1e-4 in float32 on some processors.
     np.testing.assert_allclose(found, other, atol=2e-4 * max(1.0, np.abs(other).max()), err_msg=name)
+
+
+def gradients_of(module: torch.nn.Module) -> dict[str, np.ndarray | None]:
+  """Returns gradients by the names of files; Mixtral's experts are one parameter in memory."""
+  gradients = {}
+  for name, parameter in module.named_parameters(remove_duplicate=False):
+    gradient = None if parameter.grad is None else parameter.grad.numpy()
+    layer, _, merged = name.partition(".mlp.experts.")
+    if merged in ("gate_up_proj", "down_proj"):
+      for index, expert in enumerate(gradient):
+        parts = {"w2": expert} if merged == "down_proj" else dict(zip(("w1", "w3"), np.split(expert, 2), strict=True))
+        for part, value in parts.items():
+          gradients[f"{layer}.block_sparse_moe.experts.{index}.{part}.weight"] = value
+    gradients[name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight")] = gradient
+  tables = [f"{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+  if "router.classifier" in str(list(gradients)) and not module.config.tie_word_embeddings:
+    # Switch's tables are three parameters, which t2t has as one.
+    total = sum(gradients[name] for name in tables if gradients[name] is not None)
+    gradients |= dict.fromkeys(tables, total)
+  return gradients
 
 
 def ending(pair: Pair, batch: transformer.Batch) -> int:
