@@ -16,7 +16,8 @@ from t2t.models.config import TransformerConfig
 
 # Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=6, head_dim=4, mlp_dim=28, dtype="float32", norm_epsilon=1e-3)
-MIXTRAL = presets.mixtral("8x7b") | SHAPE | dict(num_kv_heads=2, num_decoder_layers=3, moe_experts=5, max_length=60)
+MIXTRAL = presets.mixtral("8x7b") | SHAPE | dict(num_kv_heads=2, num_decoder_layers=3, moe_experts=5)
+MIXTRAL |= dict(max_length=60, embed_dim=24, head_dim=6)  # torch needs rows of 16 bytes
 SWITCH = presets.switch("base_8") | SHAPE | dict(moe_experts=3, num_encoder_layers=4, num_decoder_layers=2)
 # Some tokens have no slot.
 SWITCH |= dict(moe_capacity_factor=0.0, moe_capacity=9, moe_z_loss=0.003, dropout_rate=0.1)
