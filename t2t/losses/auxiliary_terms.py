@@ -12,7 +12,7 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.auxiliary import CARRIED, Auxiliary, Term
-from t2t.models.config import TransformerConfig
+from t2t.models.config import RECURRENCES, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,11 @@ class AuxiliaryTerms:
 
   @property
   def rows(self) -> Mapping[str, Term]:
-    return {} if self.model is None else self.model.auxiliary_terms
+    if self.model is None:
+      return {}
+    terms = self.model.feed_forward_class.terms(self.model)
+    row = self.model.recurrence_row
+    return {**terms, **RECURRENCES[row].terms(self.model)} if row else terms
 
   def weights(self, batch: Batch) -> dict[str, jax.Array]:
     """Returns the weight of each term, over all layers; see `Loss.weights`."""

@@ -12,7 +12,7 @@ from t2t.models import attention, layers
 from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
-from t2t.models.stack import Layer
+from t2t.models.stack import Layer, TaskAttention
 
 
 def narrow_config(config: TransformerConfig) -> TransformerConfig:
@@ -87,7 +87,7 @@ class NarrowLayer(Layer):
     return x
 
 
-class Bottleneck(nnx.Module):
+class BottleneckBlock(nnx.Module):
   """Projects the residual stream to `bottleneck_dim` features, runs a narrow block, and projects back.
 
   Raises:
@@ -112,9 +112,9 @@ class Bottleneck(nnx.Module):
     x: jax.Array,
     *,
     mask: AttentionMask,
-    task_attention: Any = None,
+    task_attention: TaskAttention | None = None,
     dropout_key: jax.Array | None = None,
-    **options: Any,
+    **options: object,
   ) -> tuple[jax.Array, attention.KVCache | jax.Array | None, Auxiliary]:
     """Maps [batch, length, embed] to the same shape; see `Layer.__call__`, which takes the other options."""
     if task_attention is not None:
@@ -123,10 +123,11 @@ class Bottleneck(nnx.Module):
     stream = sharding.join_residual(x)
     narrow = sharding.split_residual(self.input(stream, input_key))
     wide = None if self.shared is None else jnp.concatenate([self.shared(stream, shared_key), stream], axis=-1)
-    narrow, cache, aux = self.inner(narrow, mask=mask, attention_input=wide, dropout_key=inner_key, **options)
-    options = {"gradient_dtype": self.gradient_dtype, "quantization": self.quantization}
+    inner: Any = self.inner
+    narrow, cache, aux = inner(narrow, mask=mask, attention_input=wide, dropout_key=inner_key, **options)
+    precision: dict[str, Any] = {"gradient_dtype": self.gradient_dtype, "quantization": self.quantization}
     update = layers.dense(
-      sharding.join_residual(narrow), self.widening, self.widening_bias, dropout_key=out_key, **options
+      sharding.join_residual(narrow), self.widening, self.widening_bias, dropout_key=out_key, **precision
     )
     update = layers.dropout(
       sharding.split_residual(update), self.dropout_rate, drop_key, broadcast_axis=self.broadcast_axis
@@ -152,7 +153,7 @@ class Bottleneck(nnx.Module):
 
 
 def _check(config: TransformerConfig, *, cross: bool) -> None:
-  needed = {"post_norm": True, "branch_norm": False}
+  needed: dict[str, Any] = {"post_norm": True, "branch_norm": False}
   if config.num_feed_forwards > 1:
     needed["feed_forward"] = "dense"  # auxiliary outputs of the other layers would be lost
   if cross:

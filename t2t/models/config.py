@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from t2t import UserError, did_you_mean
 from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
-from t2t.runtime.lazy_table import LazyTable, load
+from t2t.runtime.lazy_table import LazyTable
 
 if TYPE_CHECKING:
   import jax
@@ -45,10 +45,12 @@ ROTARY_SCALINGS: LazyTable[Any] = LazyTable(
 )
 # config.model.block -> a layer of a stack, with the interface of `stack.Layer`
 BLOCKS: LazyTable[Any] = LazyTable(
-  {"transformer": "t2t.models.stack:Layer", "bottleneck": "t2t.models.bottleneck_block:Bottleneck"}
+  {"transformer": "t2t.models.stack:Layer", "bottleneck": "t2t.models.bottleneck_block:BottleneckBlock"}
 )
 # config.model.recurrence -> a `stack.Recurrence`
-RECURRENCES: LazyTable[Any] = LazyTable({"universal": "t2t.models.universal:Universal"})
+RECURRENCES: LazyTable[Any] = LazyTable(
+  {"universal": "t2t.models.universal:Universal", "last_input": "t2t.models.multi_token:LastInput"}
+)
 # config.model.embedding -> a `layers.Embed`
 EMBEDDINGS: LazyTable[Any] = LazyTable(
   {"tokens": "t2t.models.layers:Embed", "trigram": "t2t.models.trigram_embedding:TrigramEmbed"}
@@ -472,27 +474,14 @@ class TransformerConfig:
     return BLOCKS[self.block]
 
   @property
-  def recurrence_class(self) -> Any:
-    """Returns the class of this config's `stack.Recurrence` from `RECURRENCES`; None: layers run one after another."""
-    if self.future_tokens:
-      return load("t2t.models.multi_token:LastInput")
-    return RECURRENCES[self.recurrence] if self.recurrence else None
-
-  @property
-  def auxiliary_terms(self) -> dict[str, Any]:
-    """Returns the auxiliary terms, `auxiliary.Term`, of the model's parts by name."""
-    parts = (self.feed_forward_class, self.recurrence_class)
-    return {name: term for part in parts if part is not None for name, term in part.terms(self).items()}
+  def recurrence_row(self) -> str:
+    """Returns the row of `RECURRENCES` of the stacks; "": layers run one after another."""
+    return self.recurrence or ("last_input" if self.future_tokens else "")
 
   @property
   def reads_real(self) -> bool:
     """Returns True if layers or their recurrence read which positions hold a token."""
     return self.feed_forward_class.reads_real or bool(self.recurrence) or self.memory_length > 0
-
-  @property
-  def embedding_class(self) -> Any:
-    """Returns this config's `layers.Embed` from `EMBEDDINGS`."""
-    return EMBEDDINGS[self.embedding]
 
   @property
   def feed_forward_class(self) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from t2t.models.config import TransformerConfig
+from t2t.models.config import EMBEDDINGS, RECURRENCES, TransformerConfig
 
 
 def model_flops(
@@ -25,7 +25,7 @@ def model_flops(
   queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # with output projection, and values
   own = config.attention_class
   block = config.block_class.multiply_adds(config)
-  block += config.recurrence_class.multiply_adds(config) if config.recurrence else 0
+  block += RECURRENCES[config.recurrence_row].multiply_adds(config) if config.recurrence_row else 0
   encoder = config.num_encoder_layers * block * encoder_length
   encoder += 2 * joined * own.pairs(config, config.num_encoder_layers, encoder_length)
   decoder = config.num_decoder_layers * block * decoder_length
@@ -41,5 +41,5 @@ def model_flops(
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   projected = projected if config.vocabulary_head else 0
   logits = projected * predicted * (decoder_length or encoder_length)
-  embedding = config.embedding_class.multiply_adds(config) * (encoder_length + decoder_length)
+  embedding = EMBEDDINGS[config.embedding].multiply_adds(config) * (encoder_length + decoder_length)
   return 6.0 * (batch_size * (embedding + encoder + decoder + logits) + positions)

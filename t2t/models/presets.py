@@ -5,7 +5,7 @@ The fields are in a dict, which a config may change.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
@@ -118,7 +118,6 @@ _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
 _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
-T = TypeVar("T")
 T5_SIZES = tuple(_T5_1_1)
 TRANSFORMER_SIZES = tuple(_TRANSFORMER)
 BERT_SIZES = tuple(_BERT)
@@ -150,7 +149,7 @@ MIXTRAL_SIZES = tuple(_MIXTRAL)
 SWITCH_SIZES = tuple(_SWITCH)
 
 
-def _row(table: Mapping[str, T], size: str) -> T:
+def _row(table: Mapping[str, Any], size: str) -> Any:
   if size not in table:
     raise UserError(f"unknown size {size!r}. Known values: {', '.join(table)}{did_you_mean(size, table)}")
   return table[size]

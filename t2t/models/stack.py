@@ -15,7 +15,7 @@ from t2t.models import attention, auxiliary, layers, pipeline, remat
 from t2t.models import memory as memory_lib
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
-from t2t.models.config import TransformerConfig
+from t2t.models.config import RECURRENCES, TransformerConfig
 from t2t.models.feed_forward import Alternating
 from t2t.models.masks import AttentionMask
 
@@ -42,22 +42,22 @@ class Recurrence(Protocol):
 
   adds_signals: ClassVar[bool]
 
-  def begin(self, x: jax.Array) -> Any:
+  def begin(self, x: jax.Array) -> object:
     """Returns the state before the first layer."""
 
-  def state(self, progress: Any) -> jax.Array:
+  def state(self, progress: object) -> jax.Array:
     """Returns the hidden states, [batch, length, embed]."""
 
-  def prepare(self, positions: jax.Array) -> Any:
+  def prepare(self, positions: jax.Array) -> object:
     """Returns values common to all layers, of positions, int [batch or 1, length], counted in each text."""
 
-  def enter(self, progress: Any, index: jax.Array | int, prepared: Any) -> jax.Array:
+  def enter(self, progress: object, index: jax.Array | int, prepared: object) -> jax.Array:
     """Returns the input of the layer with this index."""
 
-  def leave(self, progress: Any, x: jax.Array, y: jax.Array) -> Any:
+  def leave(self, progress: object, x: jax.Array, y: jax.Array) -> object:
     """Returns the state after a layer with input `x` and output `y`."""
 
-  def finish(self, progress: Any, real: jax.Array | None) -> auxiliary.Hidden:
+  def finish(self, progress: object, real: jax.Array | None) -> auxiliary.Hidden:
     """Returns the output after the last layer, before the stack's norm, with auxiliary outputs of the stack."""
 
 
@@ -310,8 +310,8 @@ class Stack(nnx.Module):
     if len(config.feed_forward_pattern) > 1 and not only_cross:
       self.own_layers.mlp = nnx.data(Alternating(config, rngs, num_layers=num_layers))
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
-    make_recurrence = config.recurrence_class
-    self.recurrence: Recurrence | None = make_recurrence and make_recurrence(config, rngs, num_layers=num_layers)
+    row = config.recurrence_row
+    self.recurrence: Recurrence | None = RECURRENCES[row](config, rngs, num_layers=num_layers) if row else None
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
     self.prefix: LearnedKeys | None = None  # adapted models: learned keys before a row's own
     self.pals: SmallAttentions | None = None  # adapted models with several tasks

@@ -25,7 +25,7 @@ from t2t.models.architecture import (
   segments_of,
 )
 from t2t.models.auxiliary import Auxiliary, Hidden
-from t2t.models.config import TransformerConfig
+from t2t.models.config import EMBEDDINGS, TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, unstack_layers
 from t2t.runtime.lazy_table import LazyTable
@@ -115,7 +115,7 @@ class _Transformer(nnx.Module):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
-    self.embed = config.embedding_class(config, rngs)
+    self.embed = EMBEDDINGS[config.embedding](config, rngs)
     self.head = heads.VocabularyHead(config, rngs) if config.vocabulary_head else None
     self.heads = heads.build(config, rngs)
 

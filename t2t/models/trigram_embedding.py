@@ -50,7 +50,7 @@ class TrigramEmbed(layers.Embed):
   parts = 3
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    if config.architecture != "encoder_only" or not config.embedding_dim:
+    if config.kind.is_generative or not config.embedding_dim:
       raise UserError(
         f"config.model.embedding=trigram needs config.model.architecture=encoder_only, because each position reads the "
         f"next token, and config.model.embedding_dim above 0. This model is {config.architecture} with "
@@ -69,6 +69,7 @@ class TrigramEmbed(layers.Embed):
     """Returns the embedded tokens, [batch, length, embed]; `project` changes nothing."""
     padding = self.vectors(jnp.zeros_like(tokens[:1, :1]))[0, 0]
     x = trigrams(self.vectors(tokens), padding, tokens, positions)
+    assert self.projection is not None
     x = layers.dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
     return self.with_positions(x, positions=positions, segments=segments, added=decoder_positions or self)
 

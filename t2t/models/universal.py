@@ -20,7 +20,7 @@ STEP_SIGNALS = ("sinusoidal", "learned", "none")
 _HALTING_BIAS = 1.0  # initial bias of the halting unit, as in tensor2tensor
 
 
-class Progress(NamedTuple):
+class HaltingState(NamedTuple):
   """State of the steps at each position.
 
   state: [batch, length, embed], input of the next step; copied from step to step after a position has halted.
@@ -39,7 +39,7 @@ class Progress(NamedTuple):
   is_running: jax.Array
 
 
-def halting_step(progress: Progress, y: jax.Array, p: jax.Array, *, threshold: float) -> Progress:
+def halting_step(progress: HaltingState, y: jax.Array, p: jax.Array, *, threshold: float) -> HaltingState:
   """Returns the state after a step.
 
   A running position halts if the sum of its halting probabilities exceeds the threshold. The step's weight is the
@@ -57,7 +57,7 @@ def halting_step(progress: Progress, y: jax.Array, p: jax.Array, *, threshold: f
   goes_on = is_running & ~halts
   weight = jnp.where(goes_on, p, jnp.where(halts, left, 0.0))
   mixed = weight[..., None] * y + (1.0 - weight[..., None]) * progress.output
-  return Progress(
+  return HaltingState(
     state=jnp.where(is_running[..., None], y, progress.state),
     output=mixed.astype(y.dtype),
     probability=progress.probability + weight,
@@ -88,20 +88,20 @@ class Universal(nnx.Module):
       self.halting = layers.param(rngs, (embed, 1), ("embed", None), scale=layers.fan_in_scale(config, embed))
       self.halting_bias = nnx.Param(jnp.full(1, _HALTING_BIAS, jnp.float32), axes=(None,))
 
-  def begin(self, x: jax.Array) -> jax.Array | Progress:
+  def begin(self, x: jax.Array) -> jax.Array | HaltingState:
     if not self.threshold:
       return x
     zeros = jnp.zeros(x.shape[:-1], jnp.float32)
-    return Progress(x, jnp.zeros_like(x), zeros, zeros, zeros, jnp.ones(x.shape[:-1], bool))
+    return HaltingState(x, jnp.zeros_like(x), zeros, zeros, zeros, jnp.ones(x.shape[:-1], bool))
 
-  def state(self, progress: jax.Array | Progress) -> jax.Array:
-    return progress.state if isinstance(progress, Progress) else progress
+  def state(self, progress: jax.Array | HaltingState) -> jax.Array:
+    return progress.state if isinstance(progress, HaltingState) else progress
 
   def prepare(self, positions: jax.Array) -> jax.Array | None:
     """Returns the signal of positions, float32 [batch or 1, length, embed], the same in all steps."""
     return None if self.signals == "none" else sinusoids(positions, self.embed_dim)
 
-  def enter(self, progress: jax.Array | Progress, index: jax.Array | int, signal: jax.Array | None) -> jax.Array:
+  def enter(self, progress: jax.Array | HaltingState, index: jax.Array | int, signal: jax.Array | None) -> jax.Array:
     """Returns the layer's input: the state, plus the signals of positions and of the step, counted from 1."""
     x = self.state(progress)
     if signal is None:
@@ -110,17 +110,17 @@ class Universal(nnx.Module):
     step = sinusoids(jnp.asarray(index) + 1, x.shape[-1]) if table is None else table[...][index]
     return (x + signal + step).astype(x.dtype)
 
-  def leave(self, progress: jax.Array | Progress, x: jax.Array, y: jax.Array) -> jax.Array | Progress:
+  def leave(self, progress: jax.Array | HaltingState, x: jax.Array, y: jax.Array) -> jax.Array | HaltingState:
     """Returns the state after a step with the layer's input `x` and output `y`."""
-    if not isinstance(progress, Progress):
+    if not isinstance(progress, HaltingState):
       return y
     kernel = self.halting[...].astype(x.dtype)
     logits = jnp.einsum("ble,eo->blo", x, kernel, preferred_element_type=jnp.float32) + self.halting_bias[...]
     return halting_step(progress, y, jax.nn.sigmoid(logits[..., 0]), threshold=self.threshold)
 
-  def finish(self, progress: jax.Array | Progress, real: jax.Array | None) -> Hidden:
+  def finish(self, progress: jax.Array | HaltingState, real: jax.Array | None) -> Hidden:
     """Returns the output; with halting also the sums of steps, and of steps plus remainder, over real positions."""
-    if not isinstance(progress, Progress):
+    if not isinstance(progress, HaltingState):
       return Hidden(progress)
     of_real = lambda x: jnp.sum(x if real is None else jnp.where(real, x, 0.0))
     terms = {"ponder_cost": of_real(progress.steps + progress.remainder), "ponder_steps": of_real(progress.steps)}

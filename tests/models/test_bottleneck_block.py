@@ -23,7 +23,7 @@ MOBILE, TINY = toy.KINDS["mobilebert"], toy.KINDS["mobilebert_tiny"]
 @pytest.mark.parametrize("config", [MOBILE, TINY], ids=["shared", "tiny"])
 def test_a_narrow_block_lies_between_two_projections(config):
   """Its attention reads the stream or the narrow input, and each sum is followed by a scale and a bias."""
-  block = bottleneck_block.Bottleneck(config, nnx.Rngs(0), cross=False)
+  block = bottleneck_block.BottleneckBlock(config, nnx.Rngs(0), cross=False)
   random = np.random.default_rng(0)
   change = lambda x: jnp.asarray(random.normal(size=x.shape) / 4, x.dtype) if x.ndim == 1 else x
   graphdef, params = toy.split(block)
@@ -67,7 +67,7 @@ def test_products_of_the_block_are_counted():
   for config in (MOBILE, TINY):
     deeper = dataclasses.replace(config, num_encoder_layers=config.num_encoder_layers + 1)
     flops = [model_flops(each, batch_size=2, lengths={"encoder": 8}) for each in (config, deeper)]
-    abstract = jax.eval_shape(lambda config=config: bottleneck_block.Bottleneck(config, nnx.Rngs(0), cross=False))
+    abstract = jax.eval_shape(lambda config=config: bottleneck_block.BottleneckBlock(config, nnx.Rngs(0), cross=False))
     matrices = sum(x.size for x in jax.tree.leaves(abstract) if x.ndim == 2)
     pairs = 2 * 4 * 6 * 8 * 8
     assert flops[1] - flops[0] == 6 * 2 * (8 * matrices + pairs)

@@ -38,7 +38,7 @@ def test_a_position_halts_by_the_sum_of_its_probabilities():
   states = random.normal(size=(3, 1, 4, 2)).astype(np.float32)
   p = np.array([[0.95, 0.3, 0.3, 0.1], [0.5, 0.7, 0.3, 0.1], [0.5, 0.5, 0.9, 0.1]], np.float32)[:, None]
   zeros = jnp.zeros((1, 4))
-  progress = universal.Progress(states[0], jnp.zeros((1, 4, 2)), zeros, zeros, zeros, zeros == 0)
+  progress = universal.HaltingState(states[0], jnp.zeros((1, 4, 2)), zeros, zeros, zeros, zeros == 0)
   for y, each in zip(states, p, strict=True):
     progress = universal.halting_step(progress, y, each, threshold=0.9)
   for place, halted in enumerate((0, 1, 2, 2)):
