@@ -532,6 +532,11 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
     ("deberta-v2", _DEBERTA | {"position_buckets": 512}, "position_buckets=512: t2t supports only less than 512"),
     ("deberta-v2", _DEBERTA | {"conv_kernel_size": 5}, "conv_kernel_size=5 and conv_groups=1"),
     ("deberta-v2", _DEBERTA | {"attention_head_size": 32}, "attention_head_size=32"),
+    ("rembert", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+    ("mobilebert", {"normalization_type": "layer_norm"}, "normalization_type='layer_norm'"),
+    ("mobilebert", {"use_bottleneck_attention": True}, "key_query_shared_bottleneck=True and use_bottleneck_att"),
+    ("mobilebert", {"num_attention_heads": 3}, "intra_bottleneck_size=128 is not a multiple of the 3 heads"),
+    ("mobilebert", {"embedding_size": 512}, "embedding_size=512: t2t supports only sizes below hidden_size=512"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
   ],
 )
