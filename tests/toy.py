@@ -110,6 +110,7 @@ KINDS: dict[str, TransformerConfig] = {
     local_rotary_base=100.0,
     **_ROTARY,
   ),
+  "reformer": decoder(attention="lsh", norm="layer", scale_attention=True, feed_forward_chunk=3, **_LEARNED),
   "mpt": decoder(norm="layer", mlp_activation="gelu", tied_logits=True, scale_attention=True, positions="alibi"),
   "transformer_xl": decoder(norm="layer", post_norm=True, biases=True, mlp_activation="relu", **_XL),
   "prefix_lm": decoder(bidirectional_prefix=True, num_kv_heads=1),

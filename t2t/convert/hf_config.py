@@ -203,6 +203,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "moe_balance_loss",
     "moe_z_loss",
     "moe_jitter",
+    "feed_forward_chunk",
   ):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads

@@ -146,8 +146,8 @@ def reading_mask(batch: Batch, side: str) -> AttentionMask:
   """Returns the mask of a side's attention to the encoder: keys of the query's segment, or all that are not padding."""
   segments, padded = segments_of(batch, "encoder"), is_padded(batch)
   if side == "encoder":
-    beside = {name: batch.get(f"encoder_{name}") for name in ("ranks", "positions", "global_tokens")}
-    return AttentionMask(segments, segments, padded=padded, **beside)
+    ranks, positions, flags = (batch.get(f"encoder_{name}") for name in ("ranks", "positions", "global_tokens"))
+    return AttentionMask(segments, segments, ranks=ranks, positions=positions, global_tokens=flags, padded=padded)
   queries = batch.get("decoder_segment_ids")
   queries = jnp.ones_like(batch["decoder_input_tokens"]) if queries is None else queries
   return AttentionMask(queries, segments, positions=batch.get("decoder_positions"), padded=padded)

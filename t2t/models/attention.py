@@ -186,6 +186,13 @@ class Attention(nnx.Module):
     return batch
 
   @classmethod
+  def is_local(cls, config: TransformerConfig, index: jax.Array | int) -> jax.Array | bool:
+    """Returns whether the layer with this index, an integer or int [], uses the attention window."""
+    if not config.attention_window or not config.global_attention_every:
+      return bool(config.attention_window)
+    return index % config.global_attention_every != config.global_attention_first
+
+  @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
     """Returns multiplications with parameters per position, for `model_flops`."""
     return 2 * config.embed_dim * config.head_dim * (config.num_heads + config.kv_heads)

@@ -59,7 +59,11 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp", "moe": "t2t.models.moe:Moe"})
 # config.model.attention -> a subclass of `attention.Attention`, for self-attention
 ATTENTIONS: LazyTable[Any] = LazyTable(
-  {"full": "t2t.models.attention:Attention", "longformer": "t2t.models.longformer:LongformerAttention"}
+  {
+    "full": "t2t.models.attention:Attention",
+    "longformer": "t2t.models.longformer:LongformerAttention",
+    "lsh": "t2t.models.lsh:LSHAttention",
+  }
 )
 # config.model.decoder -> a `inference.decoders.Decoder`
 DECODERS: LazyTable[Any] = LazyTable(
@@ -108,6 +112,8 @@ _MAY_BE_ZERO = (
   "moe_first",
   "moe_capacity",
   "pipeline_microbatches",
+  "lsh_buckets",
+  "feed_forward_chunk",
 )
 
 
@@ -263,6 +269,7 @@ class TransformerConfig:
   # Attention
   #: full (every position, or a window),
   #: longformer (a window, and global tokens that attend to all)
+  #: or lsh (chunks of tokens that are sorted by hashes, Reformer)
   attention: str = "full"
   num_kv_heads: int = 0  # grouped-query attention: number of key and value heads; 0: num_heads
   scale_attention: bool = False  # division of logits by sqrt(head_dim); T5's initializer includes the factor instead
@@ -280,6 +287,10 @@ class TransformerConfig:
   #: earlier positions whose states each layer keeps from step to step, for rows that continue (Transformer-XL); 0: none
   memory_length: int = 0
   two_streams: bool = False  # encoder_only: a second stream predicts tokens that it does not read (XLNet)
+  lsh_chunk: int = 64  # lsh: tokens of a chunk, which attend to their chunk and the one before
+  lsh_rounds: int = 4  # lsh: rounds of hashing
+  lsh_buckets: int = 0  # lsh: buckets of a round, an even number; 0: a power of two near twice the number of chunks
+  lsh_every: int = 2  # lsh: the last of n layers hashes, the others attend to neighbouring chunks; 1: all hash
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
   #: transformer, or bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT)
@@ -301,6 +312,7 @@ class TransformerConfig:
   qkv_biases: bool = False  # biases in the projections of queries, keys and values, without other biases (Qwen 2)
   attention_biases: bool = True  # with biases: also in the projections of attention
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP) or moe (mixture of experts)
+  feed_forward_chunk: int = 0  # positions that the MLP computes at once, which saves memory; 0: all
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
   moe_experts: int = 0  # number of experts of a layer
   moe_experts_per_token: int = 1  # experts that compute a token: 1 (Switch) or 2 (ST-MoE, Mixtral)
@@ -524,10 +536,8 @@ class TransformerConfig:
     return self.position_scheme.reach(length)
 
   def is_local(self, index: "jax.Array | int") -> "jax.Array | bool":
-    """Returns whether the layer with this index, an integer or int [], uses the attention window."""
-    if not self.attention_window or not self.global_attention_every:
-      return bool(self.attention_window)
-    return index % self.global_attention_every != self.global_attention_first
+    """Returns whether the layer with this index, an integer or int [], attends to its neighbourhood only."""
+    return self.attention_class.is_local(self, index)
 
   def windows(self, length: int) -> tuple[int, ...]:
     """Returns the distinct attention windows of the layers for sequences of `length`; 0: all positions."""

@@ -7,9 +7,10 @@ from typing import ClassVar
 from flax import nnx
 import jax
 from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import layers
+from t2t.models import chunks, layers
 from t2t.models.auxiliary import Carried, Hidden, Term
 from t2t.models.config import FEED_FORWARD, TransformerConfig
 
@@ -120,6 +121,7 @@ class Mlp(FeedForward):
     # Only T5 applies dropout between the two products; BERT, GPT-2 and later models only after the second.
     self.dropout_rate = config.dropout_rate if config.broadcast_dropout else 0.0
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
+    self.chunk = config.feed_forward_chunk
     scale = layers.fan_in_scale(config, embed)
     self.gate = layers.param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None
     self.gate_bias = layers.bias(config, mlp, "mlp") if config.gated else None
@@ -131,6 +133,15 @@ class Mlp(FeedForward):
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None) -> jax.Array:
     """Maps [batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
     del real
+    size, length = self.chunk, x.shape[1]
+    if not size or length <= size:
+      return self._products(x, dropout_key)
+    in_chunks = jnp.moveaxis(chunks.split(chunks.padded(x, 1, size), 1, size), 1, 0)
+    # All positions share the dropout mask, so that chunks change nothing.
+    out = jax.lax.map(jax.checkpoint(lambda x: self._products(x, dropout_key)), in_chunks)
+    return jnp.moveaxis(out, 0, 1).reshape(x.shape[0], -1, x.shape[2])[:, :length]
+
+  def _products(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
     product = functools.partial(
       layers.dense, gradient_dtype=self.gradient_dtype, quantization=self.quantization, dropout_key=dropout_key
     )

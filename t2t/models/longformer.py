@@ -262,8 +262,9 @@ def _attend_locally(
     return x.reshape(-1, *x.shape[2:])
 
   copies = jax.tree.map(lambda x: jnp.repeat(x, dilation, axis=0), seen)
-  heads, ids = (apart(x, 2) for x in (query, keys, values)), (apart(x, 1) for x in (segments, is_global))
-  out = _attend_in_windows(*heads, *ids, copies, weights=weights, window=window)
+  query_apart, keys, values = (apart(x, 2) for x in (query, keys, values))
+  segments, is_global = (apart(x, 1) for x in (segments, is_global))
+  out = _attend_in_windows(query_apart, keys, values, segments, is_global, copies, weights=weights, window=window)
   out = jnp.moveaxis(out.reshape(-1, dilation, *out.shape[1:]), 1, 3)
   return out.reshape(*out.shape[:2], -1, out.shape[-1])[:, :, : query.shape[2]]
 

@@ -51,6 +51,22 @@ def two(monkeypatch):
   monkeypatch.setitem(config_lib.FEED_FORWARD.rows, "two", f"{__name__}:Two")
 
 
+@pytest.mark.slow
+def test_chunks_of_positions_change_nothing():
+  """Output and gradient of 8 positions in chunks of 3, with dropout, whose mask is the same for all positions."""
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 16)), jnp.float32)
+
+  def out_and_gradient(chunk):
+    config = dataclasses.replace(toy.KINDS["t5_1_1"], dropout_rate=0.3, feed_forward_chunk=chunk)
+    graphdef, params = toy.split(Mlp(config, nnx.Rngs(toy.key())))
+    total = lambda params: jnp.sum(jnp.sin(nnx.merge(graphdef, params)(x, toy.key(3))))
+    return jax.jit(jax.value_and_grad(total))(params)
+
+  (out, gradient), (expected, expected_gradient) = out_and_gradient(3), out_and_gradient(0)
+  np.testing.assert_allclose(out, expected, rtol=1e-5)
+  toy.assert_trees_close(gradient, expected_gradient)
+
+
 KINDS = ["t5_1_1", "local_prefix_lm", "bert"]
 
 
