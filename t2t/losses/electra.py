@@ -73,8 +73,8 @@ def generator_config(model: TransformerConfig, electra: ElectraConfig) -> Transf
     logits_transform=True,
     vocabulary_head=True,
     embedding_difference=False,
+    absolute_positions="mask_decoder" if electra.mask_decoder else model.absolute_positions,
     heads=(),
-    **({"absolute_positions": "mask_decoder"} if electra.mask_decoder else {}),
   )
 
 

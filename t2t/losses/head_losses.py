@@ -293,6 +293,12 @@ class HeadLosses:
         f"config.train.loss={run.train.loss}: no head of config.model.heads can be trained. Give "
         "config.data.mixture a task with options, which adds its head, or add a head to config.model.heads."
       )
+    if beside_tokens and run.model.absolute_positions == "mask_decoder":
+      raise UserError(
+        "config.train.loss=tokens_and_heads: heads and tokens have the same states, but "
+        "config.model.absolute_positions=mask_decoder gives tokens other states. Set config.train.loss=cross_entropy, "
+        "or config.model.absolute_positions=''."
+      )
     tokens = CrossEntropy.from_config(run).config if beside_tokens else None
     return cls(run.model, tokens, AuxiliaryTerms.from_config(run, only_states=True))
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 from flax import nnx
 import jax
@@ -101,7 +102,7 @@ class DisentangledPositions(Positions):
 
   def of_attention(self, attention: Projections, dropout_key: jax.Array | None) -> "DisentangledPositions":
     assert self.vectors is not None
-    owner = attention if attention.position is None else attention.position
+    owner: Any = attention if attention.position is None else attention.position
     key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     vectors = layers.dropout(self.vectors, attention.dropout_rate, key)
     as_keys = as_queries = None

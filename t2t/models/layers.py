@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import functools
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from flax import nnx
 import jax
@@ -233,7 +233,8 @@ class Embed(nnx.Module):
     # Default standard deviation 1: T5 does not scale embeddings at the input.
     scale = config.init_scale or 1.0
     shape, axes = (config.vocab_size, width), ("vocab", axis)
-    self.table = param(rngs, shape, axes, scale=scale) if owns_table else None
+    table: Any = param(rngs, shape, axes, scale=scale) if owns_table else None
+    self.table: nnx.Param = table
     has_difference = owns_table and config.embedding_difference
     self.difference = nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes) if has_difference else None
     added = lambda rows, name: param(rngs, (rows, added_width), (name, added_axis), scale=scale)
@@ -312,7 +313,6 @@ class Embed(nnx.Module):
     # be reassembled.
     rows = lambda table: jnp.take(sharding.shard(table[...], "vocab", "embed"), tokens, axis=0)
     own = self.table if table is None else table
-    assert own is not None
     x = rows(own)
     if table is None and self.difference is not None:
       x = jax.lax.stop_gradient(x) + rows(self.difference)

@@ -57,7 +57,7 @@ class Pairs:
 
   def _now(self) -> jax.Array:
     """Returns the row of each key for the only query position in decoding, int [key]."""
-    return self.row(self.call.mask.key_positions(self._num_keys) - self.call.mask.query_offset)
+    return self.row(jnp.asarray(self.call.mask.key_positions(self._num_keys)) - self.call.mask.query_offset)
 
   def _front(self, batch: int, heads: int) -> jax.Array:
     """Returns the rows of the prefix keys, int [batch, heads, query, front]."""

@@ -278,16 +278,21 @@ def _sections(config: Config) -> Iterator[str]:
   spikes = nan_policy.spike_deviations > 0
   goes_back = nan_policy.on_nonfinite == "rollback" or (spikes and nan_policy.on_spike == "rollback")
   positions, generates = config.model.positions, config.model.is_generative
-  relative = ("relative_position_buckets", "relative_position_max_distance")
+  has_table = bool(config.model.most_positions or (config.electra is not None and config.electra.mask_decoder))
+  disentangled = ("disentangled_terms", "share_position_projections", "relative_position_norm", "absolute_positions")
+  why_positions = f"config.model.positions={positions}"
   reads: list[tuple[str, tuple[str, ...], object, str]] = [
+    ("model", ("rotary_base", "local_rotary_base", "rotary_scaling"), positions == "rotary", why_positions),
+    ("model", ("max_length", "position_offset"), has_table, why_positions),
+    ("model", ("relative_position_buckets",), positions in ("relative", "disentangled"), why_positions),
     (
       "model",
-      ("rotary_base", "local_rotary_base", "rotary_scaling"),
-      positions == "rotary",
-      f"config.model.positions={positions}",
+      ("relative_position_max_distance",),
+      positions in ("relative", "disentangled", "functional_relative"),
+      why_positions,
     ),
-    ("model", ("max_length", "position_offset"), positions == "learned", f"config.model.positions={positions}"),
-    ("model", relative, positions == "relative", f"config.model.positions={positions}"),
+    ("model", disentangled, positions == "disentangled", why_positions),
+    ("model", ("beside_first_activation",), bool(config.model.beside_first), "config.model.beside_first=''"),
     (
       "nan_policy",
       ("on_spike", "spike_window"),
