@@ -2,7 +2,7 @@
 
   t2t train --config mixtral_8x7b --workdir gs://BUCKET/mixtral_8x7b --config.mesh.expert=8
 
-Sizes: 8x7b 46.7 B parameters, 12.9 B active, 8x22b 140.6 B, 39.1 B active. 4,096 tokens per sequence. The data and the
+Sizes: 8x7b 46.7 B parameters, 12.9 B active, 8x22b 140.6 B, 39.2 B active. 4,096 tokens per sequence. The data and the
 schedule of the pre-training are not published: these are Llama 2's.
 """
 
@@ -18,4 +18,5 @@ def get_config(size: str = "8x7b") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = llama2.get_config()
   config.model.update(presets.mixtral(size))
+  config.model.remat = "full"
   return config

@@ -127,6 +127,7 @@ _MAXTEXT = {
   "ici_data_parallelism": "mesh.data",
   "ici_fsdp_parallelism": "mesh.fsdp",
   "ici_tensor_parallelism": "mesh.tensor",
+  "ici_expert_parallelism": "mesh.expert",
   "ici_sequence_parallelism": "mesh.sequence",
   "ici_pipeline_parallelism": "mesh.stage",
   "num_pipeline_microbatches": "model.pipeline_microbatches",

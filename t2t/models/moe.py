@@ -86,24 +86,24 @@ class Moe(FeedForward):
 
     On a mesh with an expert axis, slots move to the devices of their expert and back, by all-to-all.
     """
-    num_experts, (batch, length, embed) = self.config.moe_experts, x.shape
-    num_choices = routed.shape[-1]
-    flat = routed.reshape(batch, length * num_choices)
-    rank = _rank_in_expert(flat, num_experts)
-    num_slots = num_experts * capacity
-    slot = jnp.where((rank < capacity) & (flat < num_experts), flat * capacity + rank, num_slots)
-    tokens = jnp.broadcast_to(jnp.arange(length * num_choices) // num_choices, flat.shape)
-    fill = jax.vmap(lambda slot, token: jnp.full(num_slots, length).at[slot].set(token, mode="drop"))
-    rows = _take(x, fill(slot, tokens)).reshape(batch, num_experts, capacity, embed)
+    config, (batch, _, embed) = self.config, x.shape
+    num_slots = config.moe_experts * capacity
+    # Each device sorts and copies its own rows; the compiler would partition these gathers badly.
+    per_row = lambda function, *in_axes: _on_rows(function, batch, in_axes)
+    vectors, matrices = ("batch", None), ("batch", None, None)
+    assign = functools.partial(_slots_of, num_experts=config.moe_experts, capacity=capacity)
+    slot = per_row(assign, matrices)(routed)
+    rows = per_row(functools.partial(_fill_slots, num_slots=num_slots), matrices, vectors)(x, slot)
+    rows = rows.reshape(batch, config.moe_experts, capacity, embed)
 
     to_experts = lambda rows: sharding.shard(rows, "expert_rows", "experts", None, "embed")
     weights = {name: sharding.gather(w, _EXPERT_AXES[name]) for name, w in self._weights(x.dtype).items()}
     scale = None if keep is None else keep[:, None, None]
     product = lambda rows, name: jnp.einsum("becx,exy->becy", rows, weights[name])
-    y = _mlp(self.config, to_experts(rows), product, scale, ("expert_rows", "experts", None, "mlp"))
+    y = _mlp(config, to_experts(rows), product, scale, ("expert_rows", "experts", None, "mlp"))
     y = sharding.shard(to_experts(y), "batch", None, None, "embed").reshape(batch, num_slots, embed)
-    y = _take(y, slot).reshape(batch, length, num_choices, embed)
-    return _combined(y, gates), (slot < num_slots).reshape(routed.shape)
+    y = per_row(_read_slots, matrices, vectors, matrices)(y, slot, gates)
+    return y, (slot < num_slots).reshape(routed.shape)
 
   def _dropless(self, x: jax.Array, routed: jax.Array, gates: jax.Array, keep: jax.Array | None) -> jax.Array:
     """Runs tokens sorted by expert through one grouped product per matrix, on each device for the device's experts.
@@ -311,9 +311,36 @@ def _combined(y: jax.Array, gates: jax.Array) -> jax.Array:
   return jnp.einsum("blkd,blk->bld", y, gates, preferred_element_type=jnp.float32).astype(y.dtype)
 
 
-def _take(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Returns rows of [batch, rows, embed] by index, int [batch, any]; zeros for an index after the last row."""
-  return jax.vmap(lambda x, index: x.at[index].get(mode="fill", fill_value=0))(x, index)
+def _on_rows(function: Callable[..., jax.Array], batch: int, in_axes: tuple[tuple[str | None, ...], ...]) -> Callable:
+  """Returns `function`, which maps rows of the batch independently, as run by each device on the device's rows."""
+  if batch % sharding.num_shards("batch"):
+    return function  # a few rows in evaluation
+  return sharding.per_device(function, in_axes, ("batch",))
+
+
+def _slots_of(routed: jax.Array, *, num_experts: int, capacity: int) -> jax.Array:
+  """Returns the slot of each choice, int [batch, choices], expert * capacity + rank; the number of slots for none."""
+  flat = routed.reshape(routed.shape[0], -1)
+  rank = _rank_in_expert(flat, num_experts)
+  return jnp.where((rank < capacity) & (flat < num_experts), flat * capacity + rank, num_experts * capacity)
+
+
+def _fill_slots(x: jax.Array, slot: jax.Array, *, num_slots: int) -> jax.Array:
+  """Returns the token of each slot, [batch, slots, embed]; zeros in empty slots."""
+  length, num_choices = x.shape[1], slot.shape[1] // x.shape[1]
+  tokens = jnp.arange(slot.shape[1]) // num_choices
+
+  def fill_row(x, slot):
+    index = jnp.full(num_slots, length).at[slot].set(tokens, mode="drop")
+    return x.at[index].get(mode="fill", fill_value=0)
+
+  return jax.vmap(fill_row)(x, slot)
+
+
+def _read_slots(y: jax.Array, slot: jax.Array, gates: jax.Array) -> jax.Array:
+  """Returns each token's sum over slots, [batch, length, embed], weighted by the gates."""
+  y = jax.vmap(lambda y, slot: y.at[slot].get(mode="fill", fill_value=0))(y, slot)
+  return _combined(y.reshape(*gates.shape, y.shape[-1]), gates)
 
 
 def _rank_in_expert(expert: jax.Array, num_experts: int) -> jax.Array:
