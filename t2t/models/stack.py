@@ -102,7 +102,7 @@ class Layer(nnx.Module):
       self.cross_attention = attention.Attention(config, rngs, cross=True)
     if not only_cross:
       self.mlp_norm = layers.Norm(config, config.embed_dim)
-      self.mlp = config.feed_forward_class(config, rngs) if len(config.feed_forward_pattern) == 1 else None
+      self.mlp: Any = config.feed_forward_class(config, rngs) if len(config.feed_forward_pattern) == 1 else None
     branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
     branch_norms = (
       nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None

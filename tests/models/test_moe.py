@@ -126,7 +126,7 @@ def test_balance_is_one_if_uniform_and_the_number_of_experts_if_collapsed():
 
 
 def test_terms_are_means_over_the_layers_with_experts():
-  """One of two layers has experts, so the weight of a term is half of layers times positions."""
+  """The weight of a term is half of layers times positions, if every other layer has experts."""
   config = dataclasses.replace(toy.KINDS["switch"], moe_balance_loss=0.01)
   terms = AuxiliaryTerms(config, ("encoder", "decoder"))
   weights = terms.weights(toy.batch((7, 4), (3, 5)))
