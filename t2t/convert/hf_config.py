@@ -204,6 +204,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "moe_z_loss",
     "moe_jitter",
     "feed_forward_chunk",
+    *("lsh_chunk", "lsh_rounds", "lsh_buckets", "lsh_every"),  # families have no attention that reads these
   ):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
