@@ -18,6 +18,7 @@ BEAMS = DecodeConfig(LENGTH, num_beams=4)
 WRITERS = ["t5_1_1", "modern_t5", "red_llm", "marian", "shared_stacks", "shared_everything", "bert2bert", "bart"]
 WRITERS += [
   "gpt2",
+  "reformer",
   "mpt",
   "llama",
   "qwen2",

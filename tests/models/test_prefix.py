@@ -57,6 +57,10 @@ def by_hand(monkeypatch):
   return replaced
 
 
+# Longformer's and Reformer's attention take no keys in front of a row.
+KINDS = [kind for kind, config in toy.KINDS.items() if config.attention == "full"]
+
+
 def longer(batch, side):
   """Returns a batch with dummy tokens before one side."""
   front = {"input_tokens": DUMMY, "token_types": 0, "causal_attention": 1, "target_tokens": DUMMY, "loss_weights": 0}
@@ -75,9 +79,7 @@ def alike_in_all_layers(model, side):
 
 
 @pytest.mark.exhaustive_from(1)
-@pytest.mark.parametrize(
-  ("kind", "side"), [(kind, side) for kind, config in toy.KINDS.items() for side in config.kind.sides]
-)
+@pytest.mark.parametrize(("kind", "side"), [(kind, side) for kind in KINDS for side in toy.KINDS[kind].kind.sides])
 def test_it_is_keys_and_values_in_front_of_a_row(kind, side, by_hand):
   """In each layer it acts like keys of preceding tokens, at their positions and under the same masks."""
   config = toy.KINDS[kind]
@@ -95,7 +97,7 @@ def test_it_is_keys_and_values_in_front_of_a_row(kind, side, by_hand):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", toy.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_packed_equals_unpacked(kind):
   """Each text of a row attends to the prefix as if directly after it."""
   config = toy.KINDS[kind]
