@@ -12,21 +12,20 @@ results.
   stage 1   -  0  1  2  3                    stage 1   -   0   1   0'  1'
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any
+from typing import TypeVar
 
+from flax import nnx
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.models.config import TransformerConfig
 
-# (residual stream, inputs of consecutive layers, features of the rows, values common to all layers) -> (residual
-# stream, outputs of each layer).
-Layers = Callable[[jax.Array, Any, Any, Any], tuple[jax.Array, Any]]
+T = TypeVar("T")
 _MOST_PER_STAGE = 4  # microbatches; a bubble of a fifth (Huang et al. 2019, section 2.3, call it negligible)
 _WEIGHTS = "round_weights"
 _STREAM = ("length", "residual")  # logical axes of the residual stream after its rows
@@ -104,20 +103,20 @@ def of_batch(config: TransformerConfig, batch_size: int, *, mesh: jax.sharding.M
 
 
 def run(
-  layers: Layers,
+  layers: Callable[..., tuple[jax.Array, T]],
   x: jax.Array,
-  layer_inputs: Any,
-  rows: Any,
-  shared: Any,
+  layer_inputs: Mapping[str, object],
+  rows: Mapping[str, object],
+  shared: nnx.Module | None,
   plan: Schedule,
   *,
   remat_policy: Callable[..., bool] | None = None,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, T]:
   """Runs the layers of a stack as a pipeline; equal to `layers(x, layer_inputs, rows, shared)`.
 
   Args:
-    layers: runs consecutive layers on some rows; their outputs have a leading axis of layers, then rows or no axis. An
-      output without rows is a sum over rows.
+    layers: runs consecutive layers on some rows: (x, layer_inputs, rows, shared) -> (x, outputs of each layer). Outputs
+      have a leading axis of layers, then rows or no axis. An output without rows is a sum over rows.
     x: [batch, length, embed].
     layer_inputs: values of all layers, with a leading axis "layers"; under "carried", a second axis of the batch; under
       "key", the random key of each layer.
@@ -125,6 +124,9 @@ def run(
     shared: parameters common to all layers. Each stage sums its own gradient of them.
     plan: the schedule.
     remat_policy: of `config.model.remat`; None: everything is kept but copies of parameters.
+
+  Raises:
+    UserError: the layers do not divide into stages and rounds.
   """
   stages, batch = plan.stages, x.shape[0]
   is_of_rows = lambda leaf: isinstance(leaf, jax.Array) and leaf.ndim > 0 and leaf.shape[0] == batch
@@ -132,6 +134,12 @@ def run(
   of_rows = [is_of_rows(leaf) for leaf in leaves]
   row_inputs = [_by_tick(plan, leaf) for leaf, split in zip(leaves, of_rows, strict=True) if split]
   entering = _by_tick(plan, x, _STREAM)
+  num_layers = len(jax.tree.leaves(layer_inputs["index"])[0])
+  if num_layers % (plan.stages * plan.rounds):
+    raise UserError(
+      f"config.mesh.stage={plan.stages} x config.model.pipeline_rounds={plan.rounds} does not divide a stack of "
+      f"{num_layers} layers. Give stages and rounds whose product divides {num_layers}."
+    )
   layer_inputs = dict(layer_inputs)
   carried, keys = layer_inputs.pop("carried", None), layer_inputs.pop("key", None)
   weights = jax.tree.map(lambda leaf: _by_stage(plan, leaf), layer_inputs)
@@ -142,8 +150,9 @@ def run(
   }
 
   def stage(x, weights, turn, own_rows, beside, shared):
-    in_round = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, turn, keepdims=False), weights)
-    in_round = jax.tree.map(lambda leaf: checkpoint_name(leaf, _WEIGHTS), in_round)
+    # A selection, because the compiler would gather the operand of an indexing operation from all stages.
+    of_round = lambda leaf: leaf[0] if plan.rounds == 1 else jax.lax.select_n(turn, *leaf)
+    in_round = jax.tree.map(lambda leaf: checkpoint_name(of_round(leaf), _WEIGHTS), weights)
     own = iter(own_rows)
     joined = [next(own) if split else leaf for leaf, split in zip(leaves, of_rows, strict=True)]
     return layers(x, {**in_round, **beside}, jax.tree.unflatten(treedef, joined), shared)
@@ -157,7 +166,7 @@ def run(
   def tick(state, inputs):
     sent, waiting = state
     index, entering, turn, own_rows, beside = inputs
-    arriving = _split(jnp.roll(sent, 1, axis=0), _STREAM)
+    arriving = _next_stage(sent)
     again = arriving
     if num_waiting:
       again = jax.lax.dynamic_index_in_dim(waiting, index % num_waiting, keepdims=False)
@@ -176,10 +185,20 @@ def run(
   return _whole(sent[done[0] : done[-1] + 1, -1], 0, _STREAM), outputs
 
 
+@jax.custom_vjp
+def _next_stage(x: jax.Array) -> jax.Array:
+  """Moves each stage's results, [stages, microbatch, ...], to the next stage, and those of the last to the first."""
+  return jnp.roll(x, 1, axis=0)
+
+
+# JAX would transpose the roll to two transfers.
+_next_stage.defvjp(lambda x: (_next_stage(x), None), lambda _, cotangent: (jnp.roll(cotangent, -1, axis=0),))
+
+
 def _all_but_parameters(primitive, *_, **params) -> bool:
-  """Policy that keeps everything except a round's parameters and their casts."""
+  """Policy that keeps everything except a round's parameters and their casts; other casts and selections are cheap."""
   is_weights = primitive.name == "name" and params["name"] == _WEIGHTS
-  return not is_weights and primitive.name not in ("convert_element_type", "dynamic_slice", "gather", "squeeze")
+  return not is_weights and primitive.name not in ("convert_element_type", "select_n", "slice", "squeeze")
 
 
 # ---- Layouts ---------------------------------------------------------------------------------------------------------

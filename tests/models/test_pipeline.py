@@ -158,13 +158,13 @@ def test_what_layers_return_besides_states(monkeypatch, microbatches, rounds):
 def test_a_step_with_copies_of_pipelines(kind, num_microbatches):
   """Copies sum their gradients once, and accumulated microbatches each pass the pipeline."""
   config = of_depth(toy.KINDS[kind], unroll=1)
-  batch = toy.batch(*LENGTHS, architecture=config.architecture)
+  model, batch = toy.model(config), toy.batch(*LENGTHS, architecture=config.architecture)
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
 
   def step(mesh_sizes, number):
     devices = jax.devices()[: int(np.prod(list(mesh_sizes.values())))]
     mesh = sharding.make_mesh(mesh_sizes, devices=devices)
-    graphdef, state, shardings = train_state.init_train_state(lambda _: toy.model(config), tx, toy.key(), mesh)
+    graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
     with jax.set_mesh(mesh):
       update = train_step.make_train_step(graphdef, toy.loss(), tx, shardings, num_microbatches=number)
       placed = jax.device_put(batch, sharding.batch_sharding(mesh))

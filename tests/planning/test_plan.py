@@ -16,6 +16,7 @@ from t2t import UserError, feature_spec, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
+from t2t.models.flops import model_flops
 from t2t.planning import aot_compile, plan, roofline
 from t2t.training import mesh_selection, recipe
 
@@ -172,6 +173,24 @@ def test_memory_is_that_of_the_shards(small):
   assert memory["arguments"] == pytest.approx(parts, rel=0.05)  # unused inputs are not arguments
   assert memory["total"] >= memory["temporaries"] >= memory["activations"] > 0
   assert small["fits"] is (memory["total"] <= memory["capacity"])
+
+
+@pytest.mark.exhaustive
+def test_a_pipeline_by_hand():
+  """Stages compute in the bubble, too, so FLOPs grow by ticks per microbatch; each tick sends a microbatch."""
+  stages = ("--config.model.num_encoder_layers=2", "--config.model.num_decoder_layers=2", "--config.mesh.stage=2")
+  made = lambda number: plan.make_plan(
+    config(*stages, "--config.mesh.fsdp=4", f"--config.model.pipeline_microbatches={number}"), jax.devices()
+  )
+  one, four = made(1), made(4)
+  assert (one["pipeline"]["bubble"], four["pipeline"]["bubble"]) == (0.5, pytest.approx(0.2))
+  assert "4 microbatches pass 2 stages; a bubble of 20% of the layers' time" in " ".join(plan.report(four).split())
+  of_layers = model_flops(config(*stages).model, batch_size=16, lengths={"encoder": 32, "decoder": 16}, predicted=0)
+  more = one["executed_flops_per_step"] - four["executed_flops_per_step"]
+  assert more == pytest.approx((2 / 1 - 5 / 4) * of_layers, rel=0.1)
+  # A device has 1 row of a microbatch, with 32 + 16 positions of 16 float32 features. It sends 5 ticks forward and
+  # backward, and the gradients of the 4 microbatches to the last stage.
+  assert four["collective_bytes"]["collective-permute"]["stage"] == (5 + 5 + 4) * 48 * 16 * 4
 
 
 def test_collectives_of_a_plan_are_over_the_axes_of_its_mesh(small):

@@ -305,6 +305,26 @@ def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_a_run_on_stages_resumes_bit_for_bit_and_on_other_meshes(text, tmp_path):
+  """A stopped pipeline equals an unbroken one; checkpoints hold the layers in order, so that any mesh reads them."""
+  layers = ("--config.model.num_encoder_layers=4", "--config.model.num_decoder_layers=4")
+  often = ("--config.eval.every=2", "--config.checkpoint.save_interval_steps=2")
+
+  def run(name, steps, stages):
+    mesh = (f"--config.mesh.stage={stages}", "--config.mesh.fsdp=2", "--config.mesh.data=-1")
+    return command.main(arguments(text, tmp_path / name, *layers, *often, *mesh, f"--config.train.steps={steps}"))
+
+  assert [run("whole", 4, 4), run("stopped", 2, 4), run("stopped", 4, 4)] == [0, 0, 0]
+  for name in ("train/loss", "eval/loss"):
+    assert losses(tmp_path / "stopped", name) == losses(tmp_path / "whole", name)
+  source = pretrained.read_source(str(tmp_path / "whole"))
+  load = lambda sizes, number: pretrained.load(source, sharding.make_mesh(sizes, devices=jax.devices()[:number])).params
+  toy.assert_trees_close(load({"stage": 4, "fsdp": 2}, 8), load({"data": 1}, 1), atol=0, rtol=0)
+  assert [run("whole", 6, 1), run("whole", 8, 2)] == [0, 0]
+  assert max(losses(tmp_path / "whole")) == 8
+
+
+@pytest.mark.exhaustive
 def test_second_run_in_a_workdir_is_refused(text, tmp_path, capsys):
   """While a run writes to a workdir, a second run gets an error, and the first is not affected."""
   workdir = tmp_path / "run"
