@@ -491,8 +491,9 @@ class Stack(nnx.Module):
     progress = recurrence.begin(x) if recurrence else x
     # What inference keeps of each layer is small in training, or absent.
     is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
-    schedule = None if is_inference else pipeline.of_batch(config, x.shape[0])
-    if schedule is None:
+    stages, parts = sharding.num_shards("stages"), sharding.num_shards("microbatch")
+    schedule = pipeline.of_batch(config, x.shape[0], stages=stages, parts=parts)
+    if schedule is None or is_inference:
       progress, (cached, states, aux) = run_layers(progress, layer_inputs, rows, self.position_bias)
     else:
       policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)

@@ -10,7 +10,6 @@ import jax
 
 from t2t import UserError, accelerators, sharding
 from t2t.configuration.schema import Config
-from t2t.models import pipeline
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import aot_compile, mesh_layouts, roofline
@@ -229,7 +228,12 @@ class Estimate:
     sides = recipe.positions(self._config)
     flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
     compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
-    schedule = pipeline.of_batch(model, candidate.batch_size // candidate.microbatches, mesh=mesh)
+    schedule = recipe.pipeline_schedule(
+      self._config.with_(
+        train={"batch_size": candidate.batch_size, "microbatches": candidate.microbatches},
+      ),
+      mesh,
+    )
     compute /= 1.0 - (schedule.bubble if schedule else 0.0)
     if self._chip is None:
       return compute

@@ -523,7 +523,10 @@ def check_pipeline(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 def pipeline_schedule(config: Config, mesh: jax.sharding.Mesh) -> pipeline.Schedule | None:
   """Returns the schedule of a training step's pipelines, one for each accumulated microbatch; None without stages."""
-  return pipeline.of_batch(config.model, config.train.batch_size // config.train.microbatches, mesh=mesh)
+  stages, parts = (sharding.num_shards(axis, mesh) for axis in ("stages", "microbatch"))
+  return pipeline.of_batch(
+    config.model, config.train.batch_size // config.train.microbatches, stages=stages, parts=parts
+  )
 
 
 def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
