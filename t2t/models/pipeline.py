@@ -14,7 +14,7 @@ results.
 
 from collections.abc import Callable, Mapping
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flax import nnx
 import jax
@@ -145,9 +145,9 @@ def run(
       f"config.mesh.stage={plan.stages} x config.model.pipeline_rounds={plan.rounds} does not divide a stack of "
       f"{num_layers} layers. Give stages and rounds whose product divides {num_layers}."
     )
-  layer_inputs = dict(layer_inputs)
-  carried, keys = layer_inputs.pop("carried", None), layer_inputs.pop("key", None)
-  weights, axes = jax.tree.map(lambda leaf: _by_stage(plan, leaf), layer_inputs), _axes(layer_inputs)
+  of_layers: dict[str, Any] = dict(layer_inputs)
+  carried, keys = of_layers.pop("carried", None), of_layers.pop("key", None)
+  weights, axes = jax.tree.map(lambda leaf: _by_stage(plan, leaf), of_layers), _axes(of_layers)
   shared = jax.tree.map(lambda leaf: _own_copies(leaf, stages), shared)
   beside = {
     "carried": jax.tree.map(lambda leaf: _carried_by_tick(plan, leaf), carried),
