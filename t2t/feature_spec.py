@@ -15,6 +15,8 @@ ANSWERED = ("inputs", "token_types", "answer_heads", "answer_targets", "texts")
 # Optional features beside the targets of an encoder-decoder: loss weights, and token positions in the original text
 # where these are not 0, 1, 2, ...
 BESIDE_TARGETS = ("loss_weights", "target_places")
+# Optional feature beside the inputs of an encoder: the order in which tokens are predicted, see `AttentionMask.ranks`.
+RANKS = "input_ranks"
 # Features of text pairs: the tokens of both texts, and the text that each token belongs to.
 PAIRED = ("inputs", "token_types", "texts")
 # Features of a decoder-only model with an explicit mask: input tokens, which replace the shifted targets, labels, loss
@@ -32,7 +34,13 @@ WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 # and ranks, which limit attention (`AttentionMask.ranks`).
 BESIDE_INPUTS = {"input_places": "encoder_positions", "input_ranks": "encoder_ranks"}
 # Objectives that provide optional features, by feature name, see `optional_features`.
-WITH_OPTIONAL = {"target_places": ("mass_in_place",), "input_places": ("translation_lm",), "input_ranks": ("unilm",)}
+WITH_OPTIONAL = {
+  "target_places": ("mass_in_place",),
+  "input_places": ("translation_lm",),
+  "input_ranks": ("unilm", "permuted_lm"),
+}
+# Objectives that predict unmasked tokens in the order of their ranks; models need two streams.
+IN_ORDER = ("permuted_lm",)
 
 
 def optional_features(kind: Architecture) -> dict[str, str]:
@@ -116,7 +124,9 @@ def check_learned(architecture: str, lengths: Mapping[str, int], most: int) -> N
       )
 
 
-def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool, tasks: bool = False) -> dict[str, int]:
+def model_features(
+  architecture: str, lengths: Mapping[str, int], *, pack: bool, tasks: bool = False, continuous: bool = False
+) -> dict[str, int]:
   """Returns name and length of each feature of a batch from the lengths of `task_lengths`.
 
   Args:
@@ -124,8 +134,12 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool,
     lengths: lengths of the task's features.
     pack: whether a row contains several examples.
     tasks: whether the model takes task ids: one per position with packing, else one per row.
+    continuous: whether rows continue those of the batch before, with a flag per row.
   """
   kind = ARCHITECTURES[architecture]
+  if continuous:
+    flag = {f"{kind.predicts}_continues": 1}
+    return model_features(architecture, lengths, pack=pack, tasks=tasks) | flag
   sides = model_lengths(architecture, lengths)
   if tasks:
     lengths_of_tasks = {f"{side}_tasks": length if pack else 1 for side, length in sides.items()}

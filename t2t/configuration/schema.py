@@ -197,6 +197,9 @@ class DataConfig:
   noise_density: float = key(0.0, "fraction of tokens to mask, from 0 to 1; 0: the objective's published value (0.15)")
   mean_noise_span_length: float = key(0.0, "mean span length in tokens; 0: the objective's published value (3)")
   pack: bool = key(False, "pack several short examples into one row; False: text is concatenated and split")
+  continuous_rows: bool = key(
+    False, "row i of a batch continues row i of the batch before, for models with a memory; False: shuffled rows"
+  )
   num_streams: int = key(
     0, "number of data streams, each with a saved position; 0: chosen at the first start, then fixed"
   )

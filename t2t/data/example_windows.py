@@ -23,7 +23,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 
 from t2t import UserError
 from t2t import feature_spec as of_models
-from t2t.data import shard_order, sources, task_resolution
+from t2t.data import continuous_rows, shard_order, sources, task_resolution
 from t2t.data.sources import bad_records, named
 
 not_converted = tf.autograph.experimental.do_not_convert
@@ -37,6 +37,8 @@ TASK, MIXED = 4, 2  # number of integers in the position of a task and of a mixt
 # The end of a window of packed or merged text loses half an example to padding: 0.1 % of this many examples.
 _EXAMPLES_OF_WINDOW = 512
 _BYTES_OF_TOKEN = 4
+# Rows that continue are cut from so many windows at once: 128 rows follow each other in a batch of 64.
+_CONTINUOUS_WINDOWS = 16
 # Examples of a mixture packed together; without packing a window loses nothing, and may be short.
 _MIXED_PACKED, _MIXED_ALONE = 4096, 256
 # Examples whose tasks are drawn by one call, because calls take longer than draws.
@@ -52,7 +54,7 @@ class DataPlan:
   task: a task or a mixture for the architecture. split: split of the task. lengths: tokens of each feature of an
   example. convert: a task's examples -> the model's features. pack: whether `convert` puts several examples in a row.
   seed: seed of the record order and of the preprocessors' noise. train: repeats epochs, shuffled; otherwise one pass in
-  order.
+  order. continuous: whether rows continue, see `continuous_rows`; for plans of one task.
   """
 
   task: seqio.Task | seqio.Mixture
@@ -62,6 +64,7 @@ class DataPlan:
   pack: bool
   seed: int
   train: bool = True
+  continuous: bool = False
 
   @property
   def tasks(self) -> list[seqio.Task]:
@@ -71,7 +74,8 @@ class DataPlan:
   @property
   def window_bytes(self) -> int:
     """Bytes of text in a window."""
-    return _EXAMPLES_OF_WINDOW * _BYTES_OF_TOKEN * sum(self.lengths.values())
+    windows = _CONTINUOUS_WINDOWS if self.continuous else 1
+    return windows * _EXAMPLES_OF_WINDOW * _BYTES_OF_TOKEN * sum(self.lengths.values())
 
 
 def beginning(plan: DataPlan) -> np.ndarray:
@@ -239,7 +243,8 @@ class TaskSource:
 
   def _order(self, stream: int, share: tuple[shard_order.Piece, ...]) -> shard_order.Order:
     seed = (self.plan.seed, stream, zlib.crc32(self.task.name.encode()))
-    return shard_order.Order(share, seed, self.plan.window_bytes, shuffled=self.plan.train, forever=self.plan.train)
+    shuffled = self.plan.train and not self.plan.continuous
+    return shard_order.Order(share, seed, self.plan.window_bytes, shuffled=shuffled, forever=self.plan.train)
 
   def _used(
     self, stream: int, order: shard_order.Order, start: shard_order.WindowPosition
@@ -381,12 +386,15 @@ def _buffer(task: seqio.Task, num_streams: int) -> int:
 # ---- A stream --------------------------------------------------------------------------------------------------------
 
 
-def _of_task(source: TaskSource, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
-  """Returns the rows of a stream of one task."""
+def _of_task(source: TaskSource, stream: tf.Tensor, start: Callable[[int], np.ndarray], rows: int) -> tf.data.Dataset:
+  """Returns the rows of a stream of one task, of which each batch takes `rows`."""
   plan = source.plan
-  buffer = _buffer(source.task, len(source.shares))
+  buffer = 1 if plan.continuous else _buffer(source.task, len(source.shares))
   examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
   make = lambda records, seed: plan.convert(labelled(examples(records, seed)))
+  if plan.continuous:
+    shuffled = make
+    make = lambda records, seed: continuous_rows.arranged(shuffled(records, seed), rows)
   unmixed = [0] * MIXED
   behind = lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)}
   return source.dataset(stream, lambda number: start(number)[MIXED:], make, behind)
@@ -552,7 +560,9 @@ def of_streams(
     read: result of `sources_of`, for callers that count records; empty: made here.
   """
   task_sources = read or sources_of(plan, num_streams)
-  make = _of_task if len(task_sources) == 1 else lambda source, stream, start: _of_mixture(task_sources, stream, start)
+  make = functools.partial(_of_task, rows=rows)
+  if len(task_sources) > 1:
+    make = lambda source, stream, start: _of_mixture(task_sources, stream, start)
 
   def stream_rows(stream: tf.Tensor) -> tf.data.Dataset:
     dataset = make(task_sources[0], stream, start)

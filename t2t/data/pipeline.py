@@ -180,6 +180,7 @@ def plan(
     pack=data.pack,
     seed=seed,
     train=train,
+    continuous=train and data.continuous_rows,
   )
 
 
@@ -223,7 +224,8 @@ def train_batches(
     batch_iterator.host_rows(batch_sharding, common),
     batch_size=common,
     wanted=num_streams or data.num_streams,
-    documents=source.num_documents(task),
+    # One stream keeps the order of the text. Several would deal the records of a small file among themselves.
+    documents=1 if data.continuous_rows else source.num_documents(task),
     named="config.train.batch_size" + (", the greatest common divisor of all stages" if common != batch_size else ""),
   )
   local_streams = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)

@@ -240,6 +240,8 @@ class Order:
         for number in range(self.epochs_together)
       ]
       parsed = [parsed[i] for order in orders for i in order.permutation(len(parsed))]
+    else:
+      parsed = parsed * self.epochs_together
     return Window(position, parsed, int(self.random(*numbers, 1).integers(2**62)))
 
 

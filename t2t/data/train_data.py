@@ -398,6 +398,7 @@ def check(config: Config) -> list[str]:
     languages.check_model(parts, segment_types=config.model.segment_types)
   _check_sees(config)
   _check_directions(config)
+  _check_ranks(config)
   task_numbers_of(config)
   heads = heads_asked(config)
   notes = validation.check(
@@ -492,6 +493,28 @@ def _check_directions(config: Config) -> None:
       raise UserError(
         f"{where} has {TYPES} token types, which mark the direction of reading, but config.model.segment_types={given}."
         f" Set config.model.segment_types={TYPES}, or 0 for a model without segment types."
+      )
+
+
+def _check_ranks(config: Config) -> None:
+  """Refuses tokens in an order for a model that would read them, and a query stream that nothing trains."""
+  model, data = config.model, config.data
+  if model.kind.is_generative or not data.is_named or answered_by_heads(config.train.loss):
+    return
+  if compares_texts(config.train.loss):
+    return
+  source = run_sources.of(data)
+  for part in source.parts.values() or [source]:
+    names, where, output_features, *_ = part.made()
+    if model.two_streams and feature_spec.RANKS not in output_features:
+      raise UserError(
+        f"{where}: the examples have no ranks, but config.model.two_streams=True predicts tokens in the order of "
+        f"ranks. Give the objective {' or '.join(feature_spec.IN_ORDER)}, or config.model.two_streams=False."
+      )
+    if not model.two_streams and set(names) & set(feature_spec.IN_ORDER):
+      raise UserError(
+        f"{where}: the examples have ranks and unmasked tokens, but config.model.two_streams=False lets the model read "
+        "the tokens that it predicts. Set config.model.two_streams=True."
       )
 
 

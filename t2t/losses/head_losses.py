@@ -253,7 +253,8 @@ def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
   """Returns patterns of parameters that are unused if no tokens are predicted; see `Loss.untrained_params`."""
   has_own = model.vocabulary_head and (model.logits_transform or model.logits_bias or not model.tied_logits)
   stacks = ("^decoder/",) if model.kind.has_encoder_and_decoder else future_layers(model)
-  return (*(("^head/",) if has_own else ()), *stacks)
+  streams = ("^embed/query_stream$",) if model.two_streams else ()
+  return (*(("^head/",) if has_own else ()), *stacks, *streams)
 
 
 def reads_every_layer(model: TransformerConfig) -> bool:

@@ -94,3 +94,34 @@ def check_logging(config: LoggingConfig) -> None:
       f"config.logging.histograms={config.histograms} must be at least 0. Give the number of steps between "
       "histograms, or 0 for none."
     )
+
+
+def check_continuous(config: Config) -> None:
+  """Checks that rows continue exactly if the model has a memory; data of a Python program arranges its own rows.
+
+  Raises:
+    UserError: with both keys.
+  """
+  data, length = config.data, config.model.memory_length
+  if length and data.is_named and not data.continuous_rows:
+    raise UserError(
+      f"config.model.memory_length={length}: rows of shuffled text do not continue, so the memory would be of another "
+      "text. Set --config.data.continuous_rows=True, or --config.model.memory_length=0."
+    )
+  if not data.continuous_rows:
+    return
+  if not length:
+    raise UserError(
+      "config.data.continuous_rows=True has no effect with config.model.memory_length=0. Set "
+      "--config.model.memory_length, or --config.data.continuous_rows=False."
+    )
+  for several, key in (
+    (data.pack, "pack=True"),
+    (len(data.source_list) > 1, "sources"),
+    ("," in data.mixture, "mixture"),
+  ):
+    if several:
+      raise UserError(
+        f"config.data.continuous_rows=True needs rows of one text each, but config.data.{key} puts several texts in "
+        "a row or mixes sources. Give one source, and --config.data.pack=False."
+      )

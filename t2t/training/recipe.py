@@ -248,6 +248,7 @@ def make(config: Config) -> Recipe:
     config.optimizer, config.train.steps, num_layers=layers, schedule=schedules.of_run(config)
   )
   config_checks.check(config)
+  config_checks.check_continuous(config)
 
   return Recipe(config, _model_fn(loss, config), loss, tx, schedule, state_collections.of_run(config))
 
@@ -405,6 +406,7 @@ def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
     _task_lengths(config),
     pack=config.data.pack,
     tasks=len(adapters_lib.tasks(config.adapters)) > 1,
+    continuous=config.data.continuous_rows,
   )
   rows = config.train.batch_size
   dtype = lambda name: jnp.float32 if name.endswith("loss_weights") else jnp.int32

@@ -358,6 +358,9 @@ OBJECTIVES: dict[str, Objective] = {
   "span_masked_lm_sbo": Objective(
     _ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
   ),
+  "permuted_lm": Objective(
+    _ENCODER, (*_ALIGNED, "input_ranks"), _of_ids("permuted_lm.permuted_lm"), {"noise_density": 1 / 6}
+  ),
   "annotated_masked_lm": Objective(
     _ENCODER,
     _ALIGNED,

@@ -461,6 +461,7 @@ def test_which_objective_fits_which_architecture():
     "ngram_masked_lm",
     "fragment_masked_lm",
     "unilm",
+    "permuted_lm",
     "span_masked_lm_sbo",
     "annotated_masked_lm",
     "translation_lm",

@@ -1,0 +1,85 @@
+"""Rows that continue: each row goes on in the next batch, on any number of hosts, and a run resumes at the same row."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_example_windows import assert_stopping_changes_nothing, batches, files, small, take  # noqa: F401
+
+from t2t import UserError
+from t2t.configuration import loading
+from t2t.data import continuous_rows
+from t2t.training import config_checks
+
+
+def test_the_order_is_that_of_the_docstring():
+  """Each example occurs once, and examples of a part follow each other at the same row of successive batches."""
+  examples, follows = continuous_rows.order(tf.constant(7, tf.int64), 3)
+  np.testing.assert_array_equal(examples, [0, 3, 5, 1, 4, 6, 2])
+  np.testing.assert_array_equal(follows, [False] * 3 + [True] * 4)
+  for number in (1, 2, 3, 12, 13):
+    examples = continuous_rows.order(tf.constant(number, tf.int64), 3)[0].numpy()
+    assert sorted(examples) == list(range(number))
+    np.testing.assert_array_equal(np.diff(examples)[2:] if number < 3 else examples[3:] - examples[:-3], 1)
+
+
+@pytest.mark.slow
+def test_rows_go_on_in_the_next_batch(files):  # noqa: F811
+  """Flagged rows, joined, are the text, and each begins with the last token before it. Stopping changes nothing."""
+  data = dataclasses.replace(files, objective="causal_lm", continuous_rows=True, num_streams=0)
+  iterator = batches(data, "decoder_only")
+  assert iterator.num_streams == 1
+  rows = assert_stopping_changes_nothing(iterator, steps=5, every=3)
+  text = " ".join([line for name in "ab" for line in (files_text(files, name))] * 2)  # epochs of a small file
+  continued = 0
+  for before, after in zip(rows, rows[1:], strict=False):
+    for row in np.flatnonzero(after["decoder_continues"][:, 0]):
+      targets = np.concatenate([before["decoder_target_tokens"][row], after["decoder_target_tokens"][row]])
+      assert after["decoder_input_tokens"][row, 0] == before["decoder_target_tokens"][row, -1]
+      assert decoded(targets) in text, decoded(targets)
+      continued += 1
+    new = after["decoder_continues"][:, 0] == 0
+    np.testing.assert_array_equal(after["decoder_input_tokens"][new, 0], 0)
+  assert continued > 8
+
+
+def files_text(data, name):
+  with open(data.files.replace("?", name)) as file:
+    return file.read().split("\n")
+
+
+def decoded(targets):
+  """Returns the text of bytes, with a space for EOS between records."""
+  return bytes(b - 3 if b > 2 else 32 for b in targets[targets > 0]).decode().strip()
+
+
+@pytest.mark.slow
+def test_rows_do_not_depend_on_the_number_of_streams_read(files):  # noqa: F811
+  """Two streams, each with half of the rows, read by one host or by two."""
+  data = dataclasses.replace(files, objective="causal_lm", continuous_rows=True)
+  whole = take(batches(data, "decoder_only"), 3)
+  assert np.any(whole[1]["decoder_continues"]) and not np.any(whole[0]["decoder_continues"])
+  assert whole[0]["decoder_continues"].shape == (8, 1)
+
+
+def test_a_memory_and_rows_that_continue_need_each_other():
+  """The errors name both keys."""
+
+  def run(**keys):
+    from t2t.configs import default
+
+    config = default.get_config()
+    config.update_from_flattened_dict({"model.vocab_size": 384, "data.files": "x.txt", "data.vocabulary": "bytes"})
+    config.model.update(architecture="decoder_only", num_encoder_layers=0, num_decoder_layers=2)
+    config.update_from_flattened_dict(keys)
+    config_checks.check_continuous(loading.records(config))
+
+  run(**{"data.continuous_rows": True, "model.memory_length": 8})
+  for keys, message in (
+    ({"model.memory_length": 8}, "config.model.memory_length=8: .* Set --config.data.continuous_rows=True"),
+    ({"data.continuous_rows": True}, "has no effect with config.model.memory_length=0"),
+    ({"data.continuous_rows": True, "model.memory_length": 8, "data.pack": True}, "config.data.pack=True"),
+  ):
+    with pytest.raises(UserError, match=message):
+      run(**keys)
