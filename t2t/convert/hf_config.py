@@ -30,6 +30,7 @@ FAMILIES: LazyTable[Family] = LazyTable(
     "deberta-v2": "t2t.convert.deberta:DEBERTA_V2",
     "longformer": "t2t.convert.longformer:LONGFORMER",
     "modernbert": "t2t.convert.modern_bert:MODERN_BERT",
+    "xlnet": "t2t.convert.xlnet:XLNET",
     "gpt2": "t2t.convert.decoders:GPT2",
     "mpt": "t2t.convert.decoders:MPT",
     "llama": "t2t.convert.decoders:LLAMA",
@@ -48,6 +49,7 @@ _TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConf
 _OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "max_length", "position_offset")
 _OF_POSITIONS += ("local_rotary_base", *(name for name in _TYPES if name.startswith("rotary_")), "absolute_positions")
 _OF_POSITIONS += ("disentangled_terms", "share_position_projections", "relative_position_norm")
+_OF_POSITIONS += ("relative_clamp", "share_relative_biases", "relative_segments")
 _LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _SHOWN = 4  # differences in a message
 
@@ -186,6 +188,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   # convert/hf_heads.py handles heads.
   for name in (
     "attention_init_bias",
+    "memory_length",  # a row without a memory has the same logits
     "dropout_rate",
     "broadcast_dropout",
     "dtype",

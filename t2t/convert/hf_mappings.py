@@ -91,6 +91,7 @@ class Family:
   ungated: replacement in names for feed-forward layers without a gate.
   shares_head: whether an absent untied head is the unscaled embedding (transformers 5 saves T5 like this).
   transposed: whether matrices are [out, in], as in torch; t2t's are [in, out].
+  shapes: name -> shape in transformers, if it splits or adds axes, and whether it is [out, in].
   square: whether heads * head_dim is the width, so that config.json has no key for head_dim.
   read: converts keys besides `keys` to fields.
   write: converts fields to these keys.
@@ -119,6 +120,9 @@ class Family:
   ungated: tuple[str, str] = ("", "")
   shares_head: bool = False
   transposed: bool = True
+  shapes: Mapping[str, tuple[Callable[[TransformerConfig], tuple[int, ...]], bool]] = dataclasses.field(
+    default_factory=dict
+  )
   square: bool = False
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[Settings], dict[str, Any]] = lambda fields: {}

@@ -60,9 +60,9 @@ class TensorMapping:
   layer: index in the stack; None: the parameters are not stacked.
   shape: in Hugging Face.
   transposed: whether it is [out, in].
-  is_row: whether it is [1, size], and a vector in t2t.
   axes, order: see `hf_mappings.Layout`; (): a plain matrix.
   expert: index of the expert; None: a tensor of a whole layer.
+  leading: other axes of t2t's parameters.
   """
 
   ours: tuple[str, ...]
@@ -70,17 +70,17 @@ class TensorMapping:
   layer: int | None
   shape: tuple[int, ...]
   transposed: bool
-  is_row: bool = False
   axes: tuple[int, ...] = ()
   order: tuple[int, ...] = ()
   expert: int | None = None
+  leading: tuple[int, ...] = ()
 
   def ours_of(self, value: np.ndarray, index: int) -> np.ndarray:
     """Returns the part of a Hugging Face tensor for `ours[index]`, in t2t's layout."""
     if self.order:
       split = value.reshape([self.axes[axis] for axis in self.order]).transpose(np.argsort(self.order))
       value = split.reshape(sum(self.widths), -1)
-    value = value.T if self.transposed else value.reshape(-1) if self.is_row else value
+    value = value.reshape(-1, value[0].size).T if self.transposed else value.reshape(*self.leading, sum(self.widths))
     begin = sum(self.widths[:index])
     return value[..., begin : begin + self.widths[index]]
 
@@ -94,10 +94,9 @@ class TensorMapping:
     if not values:
       return np.zeros(self.shape, np.float32)
     value = values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
-    if self.is_row:
-      return value.reshape(self.shape)
     value = value.T if self.transposed else value
-    return value.reshape(self.axes).transpose(self.order).reshape(self.shape) if self.order else value
+    value = value.reshape(self.axes).transpose(self.order) if self.order else value
+    return value.reshape(self.shape)
 
 
 # Their rows are ids, positions or buckets in both formats.
@@ -126,15 +125,18 @@ def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]
     layout = family.layouts.get(name)
     axes, order = (layout.axes(model), layout.order) if layout else ((), ())
     theirs = tuple(axes[axis] for axis in order) if layout and layout.keeps_axes else theirs
+    if name in family.shapes:
+      shape_of, transposed = family.shapes[name]
+      theirs = shape_of(model)
     layers = enumerate(_layer_numbers(model, ours[0], known[ours[0]].shape[0])) if leading else [(None, None)]
     for layer, number in layers:
       for expert in range(known[ours[0]].shape[1]) if leading == 2 else [None]:
         mappings[name.format(number, expert)] = TensorMapping(
-          ours, widths, layer, theirs, transposed, axes=axes, order=order, expert=expert
+          ours, widths, layer, theirs, transposed, axes=axes, order=order, expert=expert, leading=shape[:-1]
         )
   if family.logits_bias and model.logits_bias:
     rows = model.vocab_size
-    mappings[family.logits_bias] = TensorMapping(("head/bias",), (rows,), None, (1, rows), False, is_row=True)
+    mappings[family.logits_bias] = TensorMapping(("head/bias",), (rows,), None, (1, rows), False)
   return {name: mapping for name, mapping in mappings.items() if name not in family.constants}
 
 

@@ -445,6 +445,8 @@ class TransformerConfig:
       return {}
     if self.positions == "disentangled":
       return {"pooler": "gelu"} if is_one or kind == "choice" else {}
+    if self.two_streams:
+      return {"reads": "last", "pooler": "tanh"} if is_one or kind == "choice" else {}
     if not self.post_norm:
       return {"pooler": "norm"} if self.logits_transform else {}
     if not is_one and kind != "choice":

@@ -56,6 +56,13 @@ _AFRIBERTA = {"small": (768, 6, 3072, 4), "base": (768, 6, 3072, 8), "large": (7
 _GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_384)}
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
+# Dai et al. 2019, with the released scripts: embed_dim, num_heads, head_dim, mlp_dim, layers, memory_length, dropout.
+_TRANSFORMER_XL = {
+  "wt103_base": (410, 10, 41, 2100, 16, 150, 0.1),
+  "wt103_large": (1024, 16, 64, 4096, 18, 384, 0.2),
+  "enwik8_base": (512, 8, 64, 2048, 12, 512, 0.1),
+  "enwik8_large": (1024, 8, 128, 3072, 24, 768, 0.15),
+}
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
 # He et al. 2021, 2023, with the released configs; xlarge of version 1 is deeper, not wider.
 _DEBERTA = _BERT | {"xlarge": (1024, 16, 4096, 48)}
@@ -136,6 +143,8 @@ DEBERTA_SIZES = tuple(_DEBERTA)
 DEBERTA_V2_SIZES = tuple(_DEBERTA_V2)
 DEBERTA_V3_SIZES = tuple(_DEBERTA_V3)
 NEZHA_SIZES = tuple(_BERT)
+XLNET_SIZES = tuple(_BERT)
+TRANSFORMER_XL_SIZES = tuple(_TRANSFORMER_XL)
 GPT2_SIZES = tuple(_GPT2)
 GPT3_SIZES = tuple(_GPT3)
 MEGATRON_GPT_SIZES = tuple(_MEGATRON_GPT)
@@ -254,6 +263,52 @@ def bert(size: str) -> dict[str, object]:
     norm_epsilon=1e-12,
     mlp_activation="gelu",
     dropout_rate=0.1,
+  )
+
+
+def xlnet(size: str) -> dict[str, object]:
+  """XLNet (Yang et al. 2019): BERT's sizes, Transformer-XL's positions, relative segments and a query stream."""
+  return _encoder(
+    _row(_BERT, size),
+    vocab_size=32_000,
+    positions="relative_xl",
+    relative_segments=True,
+    two_streams=True,
+    post_norm=True,
+    biases=True,
+    attention_biases=False,
+    norm_epsilon=1e-12,
+    mlp_activation="gelu",
+    dropout_rate=0.1,
+  ) | dict(embedding_norm=False, logits_transform=False, logits_bias=True)
+
+
+def transformer_xl(size: str) -> dict[str, object]:
+  """Transformer-XL (Dai et al. 2019): a post-norm decoder with relative sinusoids and a memory."""
+  embed_dim, num_heads, head_dim, mlp_dim, layers, memory, dropout = _row(_TRANSFORMER_XL, size)
+  return _fields(
+    architecture="decoder_only",
+    vocab_size=267_776 if size.startswith("wt103") else 256,
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=head_dim,
+    mlp_dim=mlp_dim,
+    num_decoder_layers=layers,
+    memory_length=memory,
+    positions="relative_xl",
+    scale_attention=True,
+    norm="layer",
+    norm_epsilon=1e-5,
+    post_norm=True,
+    biases=True,
+    attention_biases=False,
+    mlp_activation="relu",
+    scale_embedding=True,
+    tied_logits=True,
+    logits_bias=True,
+    init_scale=0.02,
+    dropout_rate=dropout,
+    broadcast_dropout=False,
   )
 
 
