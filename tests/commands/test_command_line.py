@@ -29,6 +29,8 @@ FAMILIES = {
   "deberta_v3": ("xsmall", "small", "base", "large"),
   "nezha": ("base", "large"),
   "gpt1": ("base",),
+  "xlnet": ("base", "large"),
+  "transformer_xl": ("wt103_base", "wt103_large", "enwik8_base", "enwik8_large"),
   "cramming": ("base",),
   "ettin": tuple(
     f"{side}_{size}" for side in ("encoder", "decoder") for size in ("17m", "32m", "68m", "150m", "400m", "1b")

@@ -58,6 +58,9 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("modern_bert", "large", 395_881_664 + 1_024),
     ("ettin", "encoder_150m", 149_655_232 + 768),
     ("ettin", "decoder_150m", 149_655_232 + 768),
+    # Released with the bias of the logits apart.
+    ("xlnet", "base", 116_718_336 + 32_000),
+    ("xlnet", "large", 360_268_800 + 32_000),
     ("gpt1", "base", 116_534_784),
     # OPUS-MT's shape, without two tables of 512 sinusoids, and with the paper's vocabulary.
     ("transformer", "base", 74_410_496 - 2 * 512 * 512 - (58_101 - 37_000) * 512),
@@ -109,6 +112,10 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ("turing_nlg", "17b", 17e9),
     # Vaswani et al. 2017, table 3.
     ("transformer", "big", 213e6),
+    # Dai et al. 2019, tables 1 and 2; wt103_large has an adaptive softmax with smaller embeddings.
+    ("transformer_xl", "wt103_base", 151e6),
+    ("transformer_xl", "enwik8_base", 41e6),
+    ("transformer_xl", "enwik8_large", 277e6),
     # Conneau et al. 2020, table 7; Ogueji et al. 2021: small would have 97 M with six layers, but has four.
     ("xlm", "15", 250e6),
     ("xlm", "100", 570e6),
