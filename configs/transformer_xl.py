@@ -1,6 +1,6 @@
 """Transformer-XL (Dai et al. 2019): a language model with a memory of the rows before.
 
-  t2t train --config transformer_xl_enwik8_base --workdir gs://BUCKET/transformer_xl \
+  t2t train --config transformer_xl_enwik8_base --workdir gs://BUCKET/transformer_xl --config.data.mixture='' \
     --config.data.files=gs://BUCKET/enwik8.txt --config.data.vocabulary=bytes
 
 Sizes of the released scripts: wt103_base and wt103_large for words, enwik8_base and enwik8_large for bytes. Published:
@@ -32,7 +32,9 @@ def get_config(size: str = "enwik8_base") -> ConfigDict:
   config.model.update(presets.transformer_xl(size))
   length, batch_size, steps, warmup_steps = _SCRIPTS[size]
   config.model.remat = "minimal" if size.endswith("large") else "none"
-  config.data.objective = "causal_lm"
+  config.data.mixture = "wikipedia_causal_lm"
+  config.data.objective = "causal_lm"  # for the user's own files
+  config.data.task_modules = ("t2t.tasks.wikipedia",)
   config.data.continuous_rows = True
   config.data.targets_length = length
   config.data.extra_ids = 0

@@ -1,7 +1,6 @@
 """XLNet (Yang et al. 2019): tokens predicted in a random order, with a memory of the rows before.
 
-  t2t train --config xlnet_base --workdir gs://BUCKET/xlnet_base --config.data.files=gs://BUCKET/text/*.jsonl \
-    --config.data.vocabulary=gs://BUCKET/spiece.model
+  t2t train --config xlnet_base --workdir gs://BUCKET/xlnet --config.data.vocabulary=gs://BUCKET/spiece.model
 
 Sizes: base 117 M, large 360 M parameters. As published for large: 500,000 steps of 8,192 sequences of 512 tokens, of
 which 85 are predicted, and a memory of 384 positions (appendix A.5 and the released command). Rows here follow each
@@ -23,7 +22,9 @@ def get_config(size: str = "base") -> ConfigDict:
   config.model.update(presets.xlnet(size))
   config.model.memory_length = 384
   config.model.remat = {"base": "none", "large": "minimal"}[size]
-  config.data.objective = "permuted_lm"
+  config.data.mixture = "wikipedia_permuted_lm"
+  config.data.objective = "permuted_lm"  # for the user's own files
+  config.data.task_modules = ("t2t.tasks.wikipedia",)
   config.data.continuous_rows = True
   config.data.inputs_length = 512
   config.data.targets_length = 512

@@ -199,11 +199,14 @@ class Attention(nnx.Module):
 
   @classmethod
   def pairs(cls, config: TransformerConfig, num_layers: int, length: int) -> float:
-    """Returns the attended pairs of positions in the self-attention of all layers, ignoring causality."""
+    """Returns the attended pairs of positions in the self-attention of all layers, ignoring causality.
+
+    A memory adds keys in layers without a window.
+    """
     with_window = sum(bool(config.is_local(index)) for index in range(num_layers))
     window = min(config.attention_window, length)
     near = length * (2 * window + 1) - window * (window + 1)
-    return with_window * near + (num_layers - with_window) * length**2
+    return with_window * near + (num_layers - with_window) * length * (length + config.memory_length)
 
   def _dense(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")

@@ -26,10 +26,13 @@ def model_flops(
   own = config.attention_class
   block = config.block_class.multiply_adds(config)
   block += RECURRENCES[config.recurrence_row].multiply_adds(config) if config.recurrence_row else 0
-  encoder = config.num_encoder_layers * block * encoder_length
-  encoder += 2 * joined * own.pairs(config, config.num_encoder_layers, encoder_length)
-  decoder = config.num_decoder_layers * block * decoder_length
-  decoder += 2 * joined * own.pairs(config, config.num_decoder_layers, decoder_length)
+  # Two streams have queries and feed-forward layers each, and keys in common; keys include those of a memory.
+  streams, memory = 2 if config.two_streams and predicted else 1, config.memory_length
+  stack = lambda num_layers, length: (
+    num_layers * (streams * block * length + keys * ((memory if length else 0) - (streams - 1) * length))
+    + streams * 2 * joined * own.pairs(config, num_layers, length)
+  )
+  encoder, decoder = stack(config.num_encoder_layers, encoder_length), stack(config.num_decoder_layers, decoder_length)
   if encoder_length and decoder_length:
     cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
     decoder += config.num_decoder_layers * cross

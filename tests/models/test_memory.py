@@ -11,6 +11,7 @@ import toy
 
 from t2t import UserError
 from t2t.models import memory
+from t2t.models.flops import model_flops
 
 PART = 5
 XL = dataclasses.replace(toy.KINDS["transformer_xl"], memory_length=12)
@@ -105,3 +106,14 @@ def test_a_memory_needs_relative_positions():
     memory.check(dataclasses.replace(toy.KINDS["gpt2"], memory_length=4))
   with pytest.raises(UserError, match="memory_length=4 needs rows of plain text, but config.model.architecture"):
     memory.check(dataclasses.replace(toy.KINDS["t5_1_1"], memory_length=4))
+
+
+def test_flops_count_the_keys_of_a_memory_and_the_queries_of_two_streams():
+  """By hand for one layer of width 16 with 4 heads of 6 and an MLP of 32, in a row of 10; three times the forward."""
+  flops = lambda config: model_flops(config, batch_size=1, lengths={config.kind.predicts: 10}) / 6
+  config = dataclasses.replace(toy.KINDS["transformer_xl"], num_decoder_layers=1)
+  keys, pairs = 2 * 16 * 24 * 5, 2 * 24 * 10 * 5
+  assert flops(dataclasses.replace(config, memory_length=5)) - flops(config) == keys + pairs
+  config = dataclasses.replace(toy.KINDS["xlnet"], num_encoder_layers=1)
+  stream = 10 * (2 * 16 * 24 + 2 * 16 * 32) + 2 * 24 * 10 * 10
+  assert flops(config) - flops(dataclasses.replace(config, two_streams=False)) == stream
