@@ -181,11 +181,13 @@ class AttentionMask:
     return ends + (jnp.arange(self.query_segments.shape[1]) if self.positions is None else self.positions)
 
   @property
-  def is_decoding(self) -> bool:
-    """Returns True in decoding, with few queries and many keys; attention then copies no keys and uses no kernel.
+  def memory(self) -> int:
+    """Returns the number of keys of a memory before a row's own; unlike in decoding, the offset is a constant."""
+    return self.query_offset if isinstance(self.query_offset, int) else 0
 
-    The offset of a memory, unlike a position of decoding, is a constant of the program.
-    """
+  @property
+  def is_decoding(self) -> bool:
+    """Returns True in decoding, with few queries and many keys; attention then copies no keys and uses no kernel."""
     return not isinstance(self.query_offset, int)
 
 

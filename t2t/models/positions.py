@@ -469,7 +469,7 @@ class Rotary(Scheme):
     mask, front = call.mask, call.front
     given = None if not front or mask.positions is None else (front + mask.positions)[:, None]
     places = mask.query_places(call.query_length)[: call.query_positions] + front if given is None else given
-    if mask.is_decoding or (mask.streams == 1 and not mask.query_offset):
+    if mask.is_decoding or (mask.streams == 1 and not mask.memory):
       return places, None
     num_keys = call.key_length - front
     return places, jnp.arange(num_keys) + front if given is None else given[..., :num_keys]

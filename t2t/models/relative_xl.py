@@ -175,9 +175,9 @@ class RelativeXL(Scheme):
         columns = jnp.clip(columns, 0, call.key_length)
     else:
       length = call.query_length // mask.streams
-      distances = mask.query_offset + length - 1 - np.arange(length + own_keys - 1)
+      distances = mask.memory + length - 1 - np.arange(length + own_keys - 1)
       if front:
-        first = length - 1 + mask.query_offset + front  # the largest distance
+        first = length - 1 + mask.memory + front  # the largest distance
         distances = first - np.arange(first + own_keys)
         own = mask.query_places(call.query_length)[:, None] - np.arange(own_keys)
         to_front = -mask.front_distances(call.query_length)

@@ -407,7 +407,7 @@ class Stack(nnx.Module):
     mask = dataclasses.replace(mask, front=self.front)
     if carried and memory_lib.NAME in carried:
       mask = memory_lib.mask_with(mask, carried[memory_lib.NAME][0], x.shape[1])
-    num_keys = self.front + x.shape[1] // mask.streams + (0 if mask.is_decoding else mask.query_offset)
+    num_keys = self.front + mask.memory + x.shape[1] // mask.streams
     key_length = num_keys if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     prefix: Any = self.prefix

@@ -100,7 +100,7 @@ def choose(
     (bias == "soft cap", "soft cap on the logits"),
     (mask.front, "learned prefix keys"),
     (mask.streams > 1, "two streams"),
-    (not mask.is_decoding and mask.query_offset, "memory"),
+    (mask.memory, "memory"),
     (bias == "rows", "bias per row"),
     (batch % batch_shards, f"{batch} rows over {batch_shards} devices"),
     (heads % head_shards, f"{heads} heads over {head_shards} devices"),

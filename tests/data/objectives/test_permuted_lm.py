@@ -5,7 +5,12 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from t2t import UserError
+from t2t.configs import default
+from t2t.configuration import loading
+from t2t.data import train_data
 from t2t.data.objectives import corruption, permuted_lm, registry
+from t2t.training import recipe
 
 
 def seeds(number):
@@ -63,3 +68,24 @@ def test_examples_have_unmasked_tokens_and_weights_where_ranks_are():
       range(1, 1 + example["loss_weights"].sum())
     )
     assert example["inputs"][-1] == vocabulary.eos_id and not example["input_ranks"][-1]
+
+
+def run(tmp_path, **model):
+  """Returns the records of a run on a file of text."""
+  (tmp_path / "text.txt").write_text("some text\n" * 9)
+  config = default.get_config()
+  sizes = {"num_encoder_layers": 2, "num_decoder_layers": 0, "vocab_size": 384}
+  config.model.update({"architecture": "encoder_only"} | sizes | model)
+  config.data.update(files=f"{tmp_path}/text.txt", vocabulary="bytes", targets_length=512)
+  return loading.records(config).with_(train={"loss": "cross_entropy"})
+
+
+def test_ranks_and_two_streams_need_each_other(tmp_path):
+  """A model with one stream would read what it predicts; without ranks nothing trains the second."""
+  permuted = {"objective": "permuted_lm"}
+  with pytest.raises(UserError, match="objective=permuted_lm: .* Set config.model.two_streams=True"):
+    train_data.check(run(tmp_path).with_(data=permuted))
+  with pytest.raises(UserError, match="objective=masked_lm: the examples have no ranks, but config.model.two_streams"):
+    train_data.check(run(tmp_path, two_streams=True).with_(data={"objective": "masked_lm"}))
+  shapes = recipe.batch(run(tmp_path, two_streams=True).with_(data=permuted | {"continuous_rows": True}))
+  assert shapes["encoder_ranks"].shape[1] == 512 and shapes["encoder_continues"].shape[1] == 1
