@@ -3,9 +3,9 @@
   t2t train --config xlnet_base --workdir gs://BUCKET/xlnet --config.data.vocabulary=gs://BUCKET/spiece.model
 
 Sizes: base 117 M, large 360 M parameters. As published for large: 500,000 steps of 8,192 sequences of 512 tokens, of
-which 85 are predicted, and a memory of 384 positions (appendix A.5 and the released command). Rows here follow each
-other, and the whole row enters the memory. The authors' rows overlap by 256 tokens, and half of them run from right to
-left. Published for large: MNLI 89.8, SQuAD 2.0 exact match 86.12.
+which 85 are predicted, and a memory of 384 positions (appendix A.5 and the released command). Rows overlap by 256
+tokens, whose states are reused. Half of the authors' rows run from right to left, and their rows have two segments.
+Published for large: MNLI 89.8, SQuAD 2.0 exact match 86.12.
 """
 
 from ml_collections import ConfigDict
@@ -21,9 +21,10 @@ def get_config(size: str = "base") -> ConfigDict:
   config = default.get_config()
   config.model.update(presets.xlnet(size))
   config.model.memory_length = 384
+  config.model.memory_reuse = 256
   config.model.remat = {"base": "none", "large": "minimal"}[size]
-  config.data.mixture = "wikipedia_permuted_lm"
-  config.data.objective = "permuted_lm"  # for the user's own files
+  config.data.mixture = "wikipedia_overlapping_permuted_lm"
+  config.data.objective = "overlapping_permuted_lm"  # for the user's own files
   config.data.task_modules = ("t2t.tasks.wikipedia",)
   config.data.continuous_rows = True
   config.data.inputs_length = 512

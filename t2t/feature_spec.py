@@ -37,10 +37,12 @@ BESIDE_INPUTS = {"input_places": "encoder_positions", "input_ranks": "encoder_ra
 WITH_OPTIONAL = {
   "target_places": ("mass_in_place",),
   "input_places": ("translation_lm",),
-  "input_ranks": ("unilm", "permuted_lm"),
+  "input_ranks": ("unilm", "permuted_lm", "overlapping_permuted_lm"),
 }
 # Objectives that predict unmasked tokens in the order of their ranks; models need two streams.
-IN_ORDER = ("permuted_lm",)
+IN_ORDER = ("permuted_lm", "overlapping_permuted_lm")
+# Objectives whose examples begin in the middle of the one before.
+WITH_OVERLAP = ("overlapping_permuted_lm",)
 
 
 def optional_features(kind: Architecture) -> dict[str, str]:

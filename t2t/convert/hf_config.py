@@ -188,7 +188,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   # convert/hf_heads.py handles heads.
   for name in (
     "attention_init_bias",
-    "memory_length",  # a row without a memory has the same logits
+    *("memory_length", "memory_reuse"),  # a row without a memory has the same logits
     "dropout_rate",
     "broadcast_dropout",
     "dtype",

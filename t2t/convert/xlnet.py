@@ -57,6 +57,7 @@ def _write_xlnet(fields: hf_mappings.Settings) -> dict[str, Any]:
     "tie_word_embeddings": fields["tied_logits"],
     "clamp_len": fields["relative_clamp"] or -1,
     "mem_len": fields["memory_length"] or None,
+    "reuse_len": fields["memory_reuse"] or None,
     "d_head": fields["head_dim"],
   }
 

@@ -506,6 +506,13 @@ def _check_ranks(config: Config) -> None:
   source = run_sources.of(data)
   for part in source.parts.values() or [source]:
     names, where, output_features, *_ = part.made()
+    half = data.inputs_length // 2 if names & set(feature_spec.WITH_OVERLAP) else 0
+    if model.memory_reuse != half:
+      raise UserError(
+        f"config.model.memory_reuse={model.memory_reuse} does not fit {where} and config.data.inputs_length="
+        f"{data.inputs_length}: an example begins {half or data.inputs_length} tokens after the one before. Set "
+        f"config.model.memory_reuse={half}."
+      )
     if model.two_streams and feature_spec.RANKS not in output_features:
       raise UserError(
         f"{where}: the examples have no ranks, but config.model.two_streams=True predicts tokens in the order of "

@@ -106,6 +106,7 @@ _MAY_BE_ZERO = (
   "segment_types",
   "future_tokens",
   "memory_length",
+  "memory_reuse",
   "relative_clamp",
   "unroll",
   "moe_experts",
@@ -286,6 +287,7 @@ class TransformerConfig:
   attention_dilation: int = 1  # longformer: distance between neighbours in a window
   #: earlier positions whose states each layer keeps from step to step, for rows that continue (Transformer-XL); 0: none
   memory_length: int = 0
+  memory_reuse: int = 0  # positions at the start of a row that enter the memory, if rows overlap (XLNet); 0: all
   two_streams: bool = False  # encoder_only: a second stream predicts tokens that it does not read (XLNet)
   lsh_chunk: int = 64  # lsh: tokens of a chunk, which attend to their chunk and the one before
   lsh_rounds: int = 4  # lsh: rounds of hashing

@@ -27,6 +27,11 @@ def check(config: TransformerConfig) -> None:
     UserError: with the keys.
   """
   if not config.memory_length:
+    if config.memory_reuse:
+      raise UserError(
+        f"config.model.memory_reuse={config.memory_reuse} has no effect with config.model.memory_length=0. Set "
+        "config.model.memory_length, or config.model.memory_reuse=0."
+      )
     return
   where = f"config.model.memory_length={config.memory_length}"
   if not config.position_scheme.relative:
@@ -56,14 +61,16 @@ def mask_with(mask: AttentionMask, states: jax.Array, query_length: int) -> Atte
   return mask.behind_memory(jnp.any(states != 0, axis=-1), query_length)
 
 
-def pushed(states: jax.Array, x: jax.Array, real: jax.Array | None) -> jax.Array:
+def pushed(states: jax.Array, x: jax.Array, real: jax.Array | None, *, reuse: int = 0) -> jax.Array:
   """Returns the memory after a row: the last states of [memory, row], without a gradient.
 
   Args:
     states: [batch, memory, embed], the memory before the row.
     x: [batch, length, embed], the layer's input.
     real: bool [batch, at least length], positions with a token; None: all.
+    reuse: positions at the start of the row that enter the memory; 0: all.
   """
+  x = x[:, :reuse] if reuse else x
   x = x if real is None else jnp.where(real[:, : x.shape[1], None], x, 0)
   joined = jnp.concatenate([states, x.astype(states.dtype)], axis=1)
   return jax.lax.stop_gradient(joined[:, -states.shape[1] :])

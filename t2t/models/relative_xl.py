@@ -114,7 +114,9 @@ class XLPositions(Positions):
       table = layer.segments[...].astype(queries.dtype)
       both = jnp.einsum("bhqd,shd->sbhq", biased(biases.segment), table, preferred_element_type=jnp.float32)
       same, other = both[..., None]
-      logits = logits + jnp.where(own[:, None, :, None] == mask.token_types[:, None, None, :], same, other)
+      of_types = jnp.where(own[:, None, :, None] == mask.token_types[:, None, None, :], same, other)
+      # Prefix keys have no type.
+      logits = logits + jnp.pad(of_types, [(0, 0)] * 3 + [(mask.front, 0)])
     return logits
 
   def _by_distance(self, queries: jax.Array, projection: Any, key_length: int) -> jax.Array:

@@ -93,7 +93,7 @@ class Layer(nnx.Module):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
     self.dropout_rate = config.dropout_rate
     self.broadcast_axis = -2 if config.broadcast_dropout else None
-    self.post_norm = config.post_norm
+    self.post_norm, self.memory_reuse = config.post_norm, config.memory_reuse
     if not only_cross:
       self.self_attention_norm = layers.Norm(config, config.embed_dim)
       self.self_attention = config.attention_class(config, rngs)
@@ -195,7 +195,7 @@ class Layer(nnx.Module):
     past, states = memory_lib.Split.of(carried), {}
     read = read[:, : x.shape[1] // mask.streams]
     if past.memory is not None:
-      states = {memory_lib.NAME: memory_lib.pushed(past.memory, x[:, : read.shape[1]], real)}
+      states = {memory_lib.NAME: memory_lib.pushed(past.memory, x[:, : read.shape[1]], real, reuse=self.memory_reuse)}
       before = self._branch_input(jax.lax.stop_gradient(past.memory), self.self_attention_norm, is_normed)
       read = jnp.concatenate([before.astype(read.dtype), read], axis=1)
     kv = self.self_attention.keys_and_values(read, positions, dropout_key=keys[0])

@@ -79,6 +79,7 @@ def test_the_memory_keeps_the_last_real_states():
   kept = memory.pushed(states, x, jnp.array([[True, True, False]]))
   np.testing.assert_array_equal(kept, [[[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]])
   np.testing.assert_array_equal(memory.pushed(states, x[:, :1], None)[0, :, 0], [5.0, 5.0, 2.0])
+  np.testing.assert_array_equal(memory.pushed(states, x, None, reuse=1)[0, :, 0], [5.0, 5.0, 2.0])
 
 
 @pytest.mark.slow

@@ -49,12 +49,22 @@ def concatenate(dataset: tf.data.Dataset, *, group: int = GROUP) -> tf.data.Data
   return dataset.ragged_batch(group).map(lambda features: {name: x.flat_values for name, x in features.items()})
 
 
-def split(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
+def split(dataset: tf.data.Dataset, *, length: int, stride: int = 0) -> tf.data.Dataset:
   """Cuts each sequence into chunks of `length`, with its per-token features; the last chunk is the remainder.
 
   In:  {"targets": [1, 2, 3, 4, 5]}         length 2
   Out: {"targets": [1, 2]}, {"targets": [3, 4]}, {"targets": [5]}
+
+  In:  the same, length 3, stride 1
+  Out: {"targets": [1, 2, 3]}, {"targets": [2, 3, 4]}, {"targets": [3, 4, 5]}
+
+  Args:
+    dataset: examples with "targets".
+    length: tokens of a chunk.
+    stride: tokens from the start of a chunk to the start of the next; 0: `length`.
   """
+  if stride and stride < length:
+    return _overlapping(dataset, length=length, stride=stride)
 
   def pieces(features: Features) -> Features:
     tokens = features["targets"]
@@ -66,6 +76,17 @@ def split(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
   return dataset.map(pieces, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
+def _overlapping(dataset: tf.data.Dataset, *, length: int, stride: int) -> tf.data.Dataset:
+  def pieces(features: Features) -> Features:
+    size = tf.size(features["targets"])
+    # The last chunk is the first one that reaches the end.
+    starts = tf.range(0, tf.maximum(size - (length - stride), 1), stride)
+    places = tf.ragged.range(starts, tf.minimum(starts + length, size))
+    return {name: tf.gather(x, places) for name, x in features.items()}
+
+  return dataset.map(pieces, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
 def _merged(dataset: tf.data.Dataset, *, length: int, merge_documents: bool, whole_documents: bool) -> tf.data.Dataset:
   if not merge_documents:
     return dataset
@@ -74,7 +95,7 @@ def _merged(dataset: tf.data.Dataset, *, length: int, merge_documents: bool, who
 
 
 def cut(
-  dataset: tf.data.Dataset, *, length: int, merge_documents: bool, whole_documents: bool = False
+  dataset: tf.data.Dataset, *, length: int, merge_documents: bool, whole_documents: bool = False, stride: int = 0
 ) -> tf.data.Dataset:
   """Cuts documents into chunks of `length`, joined in groups or separately.
 
@@ -87,9 +108,10 @@ def cut(
     merge_documents: whether to join documents in groups.
     whole_documents: whether joined documents keep every token; False: `random_chunk` of each, as in T5. Separate
       documents always keep every token.
+    stride: see `split`.
   """
   merged = _merged(dataset, length=length, merge_documents=merge_documents, whole_documents=whole_documents)
-  return split(merged, length=length)
+  return split(merged, length=length, stride=stride)
 
 
 def cut_into_kinds(

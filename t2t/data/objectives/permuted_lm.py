@@ -53,12 +53,23 @@ def ranks(chosen: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   return tf.where(chosen, 1 + tf.math.invert_permutation(tf.argsort(keys)), 0)
 
 
+def ranks_of_halves(chosen: tf.Tensor, seed: tf.Tensor, half: int) -> tf.Tensor:
+  """Returns `ranks` of the first `half` tokens, and of the others, which begin above the highest of the first.
+
+  In:  [T, F, T, F, T], half 3
+  Out: [2, 0, 1, 3, 4]
+  """
+  first, second = (ranks(part, seed) for part in (chosen[:half], chosen[half:]))
+  return tf.concat([first, second + tf.reduce_max(first) + 1], 0)
+
+
 def permuted_lm(
   dataset: tf.data.Dataset,
   sequence_length: Mapping[str, int],
   output_features: Mapping[str, seqio.Feature],
   *,
   choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = spans_in_context,
+  overlap: bool = False,
   noise_density: float = 1 / CONTEXT,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
@@ -71,11 +82,20 @@ def permuted_lm(
   No token is masked: config.model.two_streams hides each token from its own prediction. [CLS] and [SEP] enclose the
   text as in `masking.masked_lm`, and are never predicted.
 
+  With `overlap`, an example begins in the middle of the one before, and its first half reads nothing of its second: the
+  ranks of the second begin above those of the first. So the states of the first half can be the memory of the next
+  example, of which the second half is the first. [SEP] and [CLS] are then at the end.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8, 9]}   with EOS 1, and sequence_length {"inputs": 6}
+  Out: {"inputs": [3, 4, 5, 6, 7, 1], "targets": ..., "loss_weights": [0, 1, 0, 0, 1, 0], "input_ranks": [0, 1, 0, 2, 3, 2]},
+       {"inputs": [6, 7, 8, 9, 1], ...}
+
   Args:
     dataset: {"targets": int32 [n]} without EOS.
     sequence_length: maximum length of "inputs" and of all other features, special tokens included.
     output_features: "targets" has the vocabulary.
     choose: chooses the tokens, see `masking.masked_lm`.
+    overlap: see above; the model needs config.model.memory_reuse at half of the inputs' length.
     noise_density: fraction of text tokens to predict; XLNet 85 of 512.
     merge_documents: see `masking.masked_lm`.
 
@@ -86,9 +106,11 @@ def permuted_lm(
   """
   vocabulary = output_features["targets"].vocabulary
   begin, end = masking.special_ids(vocabulary)
+  begin, end = ([], [*end, *begin]) if overlap else (begin, end)
   two_segments = bool(begin) and begin != [vocabularies.bos_id(vocabulary)]
   length = chunking.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
-  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+  half = sequence_length["inputs"] // 2 if overlap else 0
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True, stride=half)
   ordinary_ids = vocabularies.ordinary_ids(vocabulary)
 
   @seqio.map_over_dataset(num_seeds=3)
@@ -97,6 +119,7 @@ def permuted_lm(
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, _ = choose(candidates, candidates, seeds[1], noise_density=noise_density)
     weights = tf.cast(chosen, tf.int32)
-    return {"inputs": tokens, "targets": tokens, "loss_weights": weights, "input_ranks": ranks(chosen, seeds[2])}
+    order = ranks_of_halves(chosen, seeds[2], half) if half else ranks(chosen, seeds[2])
+    return {"inputs": tokens, "targets": tokens, "loss_weights": weights, "input_ranks": order}
 
   return permute(dataset)

@@ -361,6 +361,12 @@ OBJECTIVES: dict[str, Objective] = {
   "permuted_lm": Objective(
     _ENCODER, (*_ALIGNED, "input_ranks"), _of_ids("permuted_lm.permuted_lm"), {"noise_density": 1 / 6}
   ),
+  "overlapping_permuted_lm": Objective(
+    _ENCODER,
+    (*_ALIGNED, "input_ranks"),
+    lambda **options: _of_ids("permuted_lm.permuted_lm")(overlap=True, **options),
+    {"noise_density": 1 / 6},
+  ),
   "annotated_masked_lm": Objective(
     _ENCODER,
     _ALIGNED,

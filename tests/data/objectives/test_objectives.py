@@ -462,6 +462,7 @@ def test_which_objective_fits_which_architecture():
     "fragment_masked_lm",
     "unilm",
     "permuted_lm",
+    "overlapping_permuted_lm",
     "span_masked_lm_sbo",
     "annotated_masked_lm",
     "translation_lm",

@@ -9,7 +9,7 @@ from t2t import UserError
 from t2t.configs import default
 from t2t.configuration import loading
 from t2t.data import train_data
-from t2t.data.objectives import corruption, permuted_lm, registry
+from t2t.data.objectives import chunking, corruption, permuted_lm, registry
 from t2t.training import recipe
 
 
@@ -87,5 +87,28 @@ def test_ranks_and_two_streams_need_each_other(tmp_path):
     train_data.check(run(tmp_path).with_(data=permuted))
   with pytest.raises(UserError, match="objective=masked_lm: the examples have no ranks, but config.model.two_streams"):
     train_data.check(run(tmp_path, two_streams=True).with_(data={"objective": "masked_lm"}))
+  overlapping = run(tmp_path, two_streams=True).with_(data={"objective": "overlapping_permuted_lm"})
+  with pytest.raises(UserError, match="an example begins 256 tokens after .* Set config.model.memory_reuse=256"):
+    train_data.check(overlapping)
   shapes = recipe.batch(run(tmp_path, two_streams=True).with_(data=permuted | {"continuous_rows": True}))
   assert shapes["encoder_ranks"].shape[1] == 512 and shapes["encoder_continues"].shape[1] == 1
+
+
+def test_the_second_half_is_above_the_first():
+  """So no state of the first half depends on the second."""
+  for seed in seeds(3):
+    ranks = permuted_lm.ranks_of_halves(tf.constant([True, False, True, False, True]), seed, 3).numpy()
+    assert sorted(ranks[:3]) == [0, 1, 2] and ranks[1] == 0 and ranks[3:].tolist() == [3, 4]
+
+
+def test_overlapping_chunks_are_those_of_the_docstring():
+  """Every token is in a chunk, and the last chunk ends with the text."""
+  cut = lambda size, length, stride: [
+    row["targets"].tolist()
+    for row in chunking.split(
+      tf.data.Dataset.from_tensors({"targets": tf.range(1, size + 1)}), length=length, stride=stride
+    ).as_numpy_iterator()
+  ]
+  assert cut(5, 3, 1) == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+  assert cut(2, 3, 1) == [[1, 2]] and cut(6, 4, 2) == [[1, 2, 3, 4], [3, 4, 5, 6]]
+  assert cut(7, 4, 2)[-1] == [5, 6, 7] and cut(7, 5, 3) == [[1, 2, 3, 4, 5], [4, 5, 6, 7]]
