@@ -28,6 +28,7 @@ FLOORS = (
   "losses",
   "data.docs_corpus",
   "data.shard_order",
+  "data.continuous_rows",
   "data.t5_package",
   "data.registry",
   "data.postprocessors",

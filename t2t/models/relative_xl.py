@@ -114,9 +114,8 @@ class XLPositions(Positions):
       table = layer.segments[...].astype(queries.dtype)
       both = jnp.einsum("bhqd,shd->sbhq", biased(biases.segment), table, preferred_element_type=jnp.float32)
       same, other = both[..., None]
-      of_types = jnp.where(own[:, None, :, None] == mask.token_types[:, None, None, :], same, other)
-      # Prefix keys have no type.
-      logits = logits + jnp.pad(of_types, [(0, 0)] * 3 + [(mask.front, 0)])
+      types = jnp.pad(mask.token_types, [(0, 0), (mask.front, 0)])  # prefix keys have type 0
+      logits = logits + jnp.where(own[:, None, :, None] == types[:, None, None, :], same, other)
     return logits
 
   def _by_distance(self, queries: jax.Array, projection: Any, key_length: int) -> jax.Array:

@@ -29,7 +29,7 @@ def formula(layer, biases, q, k, places, types, scale):
 
 @pytest.mark.parametrize("case", ["shift", "memory and two streams", "decoding", "prefix"])
 def test_the_logits_are_the_formulas(case):
-  """Of all pairs of queries and keys, with a memory before the keys or behind a prefix, and for one query at a time."""
+  """Holds for all pairs of queries and keys: with a memory or a prefix before the keys, and for one query."""
   config = dataclasses.replace(toy.KINDS["xlnet"], embed_dim=8, num_heads=1, head_dim=4, num_kv_heads=1)
   scheme, random = config.position_scheme, np.random.default_rng(0)
   layer = scheme.layer_parameters(nnx.Rngs(0))

@@ -60,7 +60,7 @@ def inputs(rows):
 
 @pytest.mark.parametrize("memory", [False, True], ids=["alone", "memory"])
 def test_the_query_streams_logits_loss_and_gradients_are_theirs(pair, memory):
-  """Of predicted tokens, each from tokens of lower ranks, and from the memory of the rows before."""
+  """Predicted tokens are compared, each from tokens of lower ranks, and from the memory of the rows before."""
   rows = batch(memory=memory)
   config = dataclasses.replace(CONFIG, memory_length=MEMORY if memory else 0)
   pair = dataclasses.replace(pair, config=config, graphdef=toy.split(toy.model(config))[0])
