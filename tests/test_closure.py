@@ -15,9 +15,9 @@ from t2t.training import callbacks
 
 # Files and lines that a command may import. An increase is a decision: move code that few runs need behind a table.
 MOST = {
-  "train": (160, 29_100),
-  "plan": (95, 18_100),
-  "eval": (175, 34_700),
+  "train": (160, 29_200),
+  "plan": (95, 18_200),
+  "eval": (175, 34_800),
   "infer": (135, 26_000),
 }
 
@@ -106,7 +106,7 @@ def test_a_corpus_is_read_by_few_files():
   found = {name for name in closure("data.train_data") if name.split(".")[0] == "data"}
   files, lines = size(found)
   print(f"\ndata of a run {files:>7} files{lines:>8,} lines")
-  assert files <= 36 and lines <= 9_050
+  assert files <= 36 and lines <= 9_150
 
 
 # From the command to the attention: each file names and calls the next.

@@ -23,7 +23,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 
 from t2t import UserError
 from t2t import feature_spec as of_models
-from t2t.data import continuous_rows, shard_order, sources, task_resolution
+from t2t.data import shard_order, sources, task_resolution
 from t2t.data.sources import bad_records, named
 
 not_converted = tf.autograph.experimental.do_not_convert
@@ -393,6 +393,8 @@ def _of_task(source: TaskSource, stream: tf.Tensor, start: Callable[[int], np.nd
   examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
   make = lambda records, seed: plan.convert(labelled(examples(records, seed)))
   if plan.continuous:
+    from t2t.data import continuous_rows
+
     shuffled = make
     make = lambda records, seed: continuous_rows.arranged(shuffled(records, seed), rows)
   unmixed = [0] * MIXED
