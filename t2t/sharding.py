@@ -268,11 +268,6 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
   return _constrain(x, axes, 0)
 
 
-def shard_parameter(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Constrains a parameter, and so its gradient, like `shard` an activation."""
-  return _constrain(x, axes, 1)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _exchange(x: jax.Array, there: tuple, back: tuple, mapped: tuple[str, ...]) -> jax.Array:
   """Constrains `x` by `there` and its gradient by `back`, pairs of axis names and a column of RULES.

@@ -20,7 +20,6 @@ EXCEPTIONS = {
   ("t2t/models/config.py", "TransformerConfig.position_scheme"): "schemes import the config, and no import comes round",
   ("t2t/models/config.py", "TransformerConfig.block_class"): "layers import the config as well",
   ("t2t/models/config.py", "TransformerConfig.feed_forward_class"): "feed-forward layers import the config as well",
-  ("t2t/models/config.py", "TransformerConfig.beside_first_class"): "branches import the config as well",
   ("t2t/models/config.py", "TransformerConfig.attention_class"): "attentions import the config as well",
   ("t2t/checkpoints/pretrained.py", "trained_tasks"): "a seqio task, and seqio is imported where data is read",
   ("t2t/training/run.py", "Run.programs"): "programs of stages are on a floor above",

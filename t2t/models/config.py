@@ -505,11 +505,6 @@ class TransformerConfig:
     return FEED_FORWARD[self.feed_forward]
 
   @property
-  def beside_first_class(self) -> Any:
-    """Returns the module beside an encoder's first layer from `BESIDE_FIRST`; None: there is none."""
-    return BESIDE_FIRST[self.beside_first] if self.beside_first else None
-
-  @property
   def attention_class(self) -> Any:
     """Returns this config's `attention.Attention` for self-attention from `ATTENTIONS`."""
     return ATTENTIONS[self.attention]

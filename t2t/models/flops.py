@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from t2t.models.config import EMBEDDINGS, RECURRENCES, TransformerConfig
+from t2t.models.config import BESIDE_FIRST, EMBEDDINGS, RECURRENCES, TransformerConfig
 
 
 def model_flops(
@@ -38,8 +38,8 @@ def model_flops(
     decoder += config.num_decoder_layers * cross
   scheme, layers = config.position_scheme, {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
   positions = sum(layers[side] * scheme.multiply_adds(length, batch_size) for side, length in lengths.items() if length)
-  if config.beside_first_class is not None:
-    encoder += config.beside_first_class.multiply_adds(config) * encoder_length
+  if config.beside_first:
+    encoder += BESIDE_FIRST[config.beside_first].multiply_adds(config) * encoder_length
   width = config.logits_width
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   projected = projected if config.vocabulary_head else 0

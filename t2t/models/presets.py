@@ -111,8 +111,6 @@ _QWEN2 = {
   "32b": (5120, 40, 8, 128, 27648, 64),
   "72b": (8192, 64, 8, 128, 29568, 80),
 }
-# Llama team 2024, table 3.
-_LLAMA3 = {"8b": (4096, 32, 8, 128, 14336, 32)}
 # Jiang et al. 2024, table 1, and the released configs.
 _MIXTRAL = {"8x7b": (4096, 32, 8, 128, 14336, 32), "8x22b": (6144, 48, 8, 128, 16384, 56)}
 # embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each), experts, and n of every n-th layer.

@@ -94,7 +94,7 @@ class XLPositions(Positions):
   mask: AttentionMask | None = None
   sinusoids: jax.Array | None = None
   columns: jax.Array | None = None
-  shared: Any = None
+  shared: nnx.Module | None = None
 
   def on_logits(self, queries: jax.Array, keys: jax.Array, parameters: nnx.Module | None) -> jax.Array:
     """Returns all terms of the logits besides q k, float32 [batch, heads, query, key]."""

@@ -11,11 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, auxiliary, layers, pipeline, remat
-from t2t.models import memory as memory_lib
+from t2t.models import attention, auxiliary, layer_memory, layers, remat, stage_pipeline
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
-from t2t.models.config import RECURRENCES, TransformerConfig
+from t2t.models.config import BESIDE_FIRST, RECURRENCES, TransformerConfig
 from t2t.models.feed_forward import Alternating
 from t2t.models.masks import AttentionMask
 
@@ -186,16 +185,18 @@ class Layer(nnx.Module):
         The update is added together with the update of the feed-forward layer.
       probe: selects attention probabilities, returned instead of keys and values, float32 [batch, query, key].
       real: see `FeedForward`.
-      carried: states of the previous rows: the memory, see `models.memory`, and those of the `FeedForward`.
+      carried: states of the previous rows: the memory, see `models.layer_memory`, and those of the `FeedForward`.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed) if attention_input is None else attention_input
     read = normed if context is None else self._branch_input(context, self.self_attention_norm, is_normed)
-    past, states = memory_lib.Split.of(carried), {}
+    past, states = layer_memory.Split.of(carried), {}
     read = read[:, : x.shape[1] // mask.streams]
     if past.memory is not None:
-      states = {memory_lib.NAME: memory_lib.pushed(past.memory, x[:, : read.shape[1]], real, reuse=self.memory_reuse)}
+      states = {
+        layer_memory.NAME: layer_memory.pushed(past.memory, x[:, : read.shape[1]], real, reuse=self.memory_reuse)
+      }
       before = self._branch_input(jax.lax.stop_gradient(past.memory), self.self_attention_norm, is_normed)
       read = jnp.concatenate([before.astype(read.dtype), read], axis=1)
     kv = self.self_attention.keys_and_values(read, positions, dropout_key=keys[0])
@@ -294,7 +295,7 @@ class Stack(nnx.Module):
     cross: bool = False,
     only_cross: bool = False,
   ):
-    memory_lib.check(config)
+    layer_memory.check(config)
     self.num_layers = num_layers
     self.config = config
     bidirectional = not causal or config.bidirectional_prefix
@@ -305,7 +306,7 @@ class Stack(nnx.Module):
       self.layer = make(key)
     else:
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
-    beside_first = None if causal else config.beside_first_class
+    beside_first = BESIDE_FIRST[config.beside_first] if config.beside_first and not causal else None
     self.beside_first: BesideFirst | None = None if beside_first is None else beside_first(config, rngs)
     if len(config.feed_forward_pattern) > 1 and not only_cross:
       self.own_layers.mlp = nnx.data(Alternating(config, rngs, num_layers=num_layers))
@@ -405,8 +406,8 @@ class Stack(nnx.Module):
     beside_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     apart = isinstance(cache, tuple)
     mask = dataclasses.replace(mask, front=self.front)
-    if carried and memory_lib.NAME in carried:
-      mask = memory_lib.mask_with(mask, carried[memory_lib.NAME][0], x.shape[1])
+    if carried and layer_memory.NAME in carried:
+      mask = layer_memory.mask_with(mask, carried[layer_memory.NAME][0], x.shape[1])
     num_keys = self.front + mask.memory + x.shape[1] // mask.streams
     key_length = num_keys if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
@@ -492,12 +493,12 @@ class Stack(nnx.Module):
     # What inference keeps of each layer is small in training, or absent.
     is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
     stages, parts = sharding.num_shards("stages"), sharding.num_shards("microbatch")
-    schedule = pipeline.of_batch(config, x.shape[0], stages=stages, parts=parts)
+    schedule = stage_pipeline.of_batch(config, x.shape[0], stages=stages, parts=parts)
     if schedule is None or is_inference:
       progress, (cached, states, aux) = run_layers(progress, layer_inputs, rows, self.position_bias)
     else:
       policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)
-      progress, (cached, states, aux) = pipeline.run(
+      progress, (cached, states, aux) = stage_pipeline.run(
         run_layers, progress, layer_inputs, rows, self.position_bias, schedule, remat_policy=policy
       )
     output = recurrence.finish(progress, real) if recurrence else auxiliary.Hidden(progress)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, auxiliary, heads, layers, memory
+from t2t.models import attention, auxiliary, heads, layer_memory, layers
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
@@ -211,7 +211,7 @@ class _Transformer(nnx.Module):
     begin = f"{auxiliary.CARRIED}{side}/"
     states = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
     states = {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
-    return memory.of_row(states, batch.get(f"{side}_continues")) if states else states
+    return layer_memory.of_row(states, batch.get(f"{side}_continues")) if states else states
 
   def _types(self, batch: Batch) -> jax.Array | None:
     """Returns the segment type of each encoder token; None: type 0 everywhere, as in all generated text."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.configuration.schema import Config
-from t2t.models import memory
+from t2t.models import layer_memory
 from t2t.models.auxiliary import CARRIED
 from t2t.models.config import TransformerConfig
 from t2t.training.state_collections import Flat
@@ -28,7 +28,7 @@ class CarriedState:
 
   @classmethod
   def from_config(cls, config: Config) -> "CarriedState":
-    memory.check(config.model)
+    layer_memory.check(config.model)
     if config.model.memory_length and config.adapters:
       raise UserError(
         f"config.{next(iter(config.adapters))} cannot be used with config.model.memory_length="
@@ -47,7 +47,7 @@ class CarriedState:
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
     value = {
       f"{CARRIED}{side}/{name}": jnp.zeros((self.rows, layers[side], *state.shape), state.dtype)
-      for name, state in memory.carried(self.model).items()
+      for name, state in layer_memory.carried(self.model).items()
       for side in self.model.kind.sides
     }
     return value, params

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 from etils import epath
 import numpy as np
@@ -256,7 +257,8 @@ def test_empty_predictions_are_counted(tmp_path, capsys):
   job = batch_inference.InferenceJob("in.txt", "out.jsonl", "", 1, False)
   with batch_inference._LineProgress(4, "new tokens") as progress:
     pass
-  batch_inference._summarise(counts, progress, text_generation.Writing, job)
+  way = types.SimpleNamespace(asks="write", unit="new tokens", cut_to="", remarks=())
+  batch_inference._summarise(counts, progress, way, job)
   assert "lines          4 (1 empty, 2 with an empty prediction)\n" in capsys.readouterr().out
 
 

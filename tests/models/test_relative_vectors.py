@@ -124,7 +124,7 @@ def test_functional_positions_are_the_formula(front):
 def test_a_convolution_stays_in_its_sequence():
   """Each neighbour of another sequence, and padding, is zero; the kernel has left, token and right in this order."""
   config = dataclasses.replace(toy.KINDS["deberta_v2"], beside_first_activation="tanh")
-  module = config.beside_first_class(config, nnx.Rngs(1))
+  module = BESIDE_FIRST[config.beside_first](config, nnx.Rngs(1))
   random = np.random.default_rng(0)
   first, x = (jnp.asarray(random.normal(size=(2, LENGTH, config.embed_dim)), jnp.float32) for _ in range(2))
   found = module(first, x, mask=AttentionMask(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS)))

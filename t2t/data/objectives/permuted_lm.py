@@ -87,7 +87,8 @@ def permuted_lm(
   example, of which the second half is the first. [SEP] and [CLS] are then at the end.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8, 9]}   with EOS 1, and sequence_length {"inputs": 6}
-  Out: {"inputs": [3, 4, 5, 6, 7, 1], "targets": ..., "loss_weights": [0, 1, 0, 0, 1, 0], "input_ranks": [0, 1, 0, 2, 3, 2]},
+  Out: {"inputs": [3, 4, 5, 6, 7, 1], "targets": ..., "loss_weights": [0, 1, 0, 0, 1, 0],
+        "input_ranks": [0, 1, 0, 2, 3, 2]},
        {"inputs": [6, 7, 8, 9, 1], ...}
 
   Args:

@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.models import memory
+from t2t.models import layer_memory
 from t2t.models.flops import model_flops
 
 PART = 5
@@ -76,10 +76,10 @@ def test_a_row_that_continues_nothing_reads_no_memory():
 def test_the_memory_keeps_the_last_real_states():
   """Padding enters as an empty position, and the oldest states leave."""
   states, x = jnp.full((1, 3, 2), 5.0), jnp.arange(2.0, 8.0).reshape(1, 3, 2)
-  kept = memory.pushed(states, x, jnp.array([[True, True, False]]))
+  kept = layer_memory.pushed(states, x, jnp.array([[True, True, False]]))
   np.testing.assert_array_equal(kept, [[[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]])
-  np.testing.assert_array_equal(memory.pushed(states, x[:, :1], None)[0, :, 0], [5.0, 5.0, 2.0])
-  np.testing.assert_array_equal(memory.pushed(states, x, None, reuse=1)[0, :, 0], [5.0, 5.0, 2.0])
+  np.testing.assert_array_equal(layer_memory.pushed(states, x[:, :1], None)[0, :, 0], [5.0, 5.0, 2.0])
+  np.testing.assert_array_equal(layer_memory.pushed(states, x, None, reuse=1)[0, :, 0], [5.0, 5.0, 2.0])
 
 
 @pytest.mark.slow
@@ -104,9 +104,9 @@ def test_no_gradient_enters_the_memory():
 def test_a_memory_needs_relative_positions():
   """Learned positions begin at 0 in each row."""
   with pytest.raises(UserError, match="memory_length=4 needs relative positions, .* config.model.positions=learned"):
-    memory.check(dataclasses.replace(toy.KINDS["gpt2"], memory_length=4))
+    layer_memory.check(dataclasses.replace(toy.KINDS["gpt2"], memory_length=4))
   with pytest.raises(UserError, match="memory_length=4 needs rows of plain text, but config.model.architecture"):
-    memory.check(dataclasses.replace(toy.KINDS["t5_1_1"], memory_length=4))
+    layer_memory.check(dataclasses.replace(toy.KINDS["t5_1_1"], memory_length=4))
 
 
 def test_flops_count_the_keys_of_a_memory_and_the_queries_of_two_streams():

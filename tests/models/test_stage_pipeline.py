@@ -10,10 +10,10 @@ import toy
 from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, override, records
 from t2t.models import config as config_lib
-from t2t.models import pipeline, transformer
+from t2t.models import stage_pipeline, transformer
 from t2t.models.auxiliary import Auxiliary, Hidden
 from t2t.models.feed_forward import Mlp
-from t2t.models.pipeline import Schedule
+from t2t.models.stage_pipeline import Schedule
 from t2t.training import optimizers, recipe, train_state, train_step
 
 LENGTHS = (8, 3, 5, 7, 2, 8, 4, 6), (6, 2, 1, 4, 5, 3, 2, 6)
@@ -75,7 +75,7 @@ def test_the_bubble_by_hand():
 
 def test_the_number_of_microbatches():
   """The largest divisor of the rows, up to the config's number or four per stage."""
-  choose = lambda number, rows: pipeline.schedule(toy.config(pipeline_microbatches=number), rows, 2).microbatches
+  choose = lambda number, rows: stage_pipeline.schedule(toy.config(pipeline_microbatches=number), rows, 2).microbatches
   assert [choose(0, rows) for rows in (1, 7, 12, 32)] == [1, 7, 6, 8]
   assert [choose(4, rows) for rows in (1, 6, 12)] == [1, 3, 4]
 

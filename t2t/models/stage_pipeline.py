@@ -147,7 +147,7 @@ def run(
     )
   of_layers: dict[str, Any] = dict(layer_inputs)
   carried, keys = of_layers.pop("carried", None), of_layers.pop("key", None)
-  weights, axes = jax.tree.map(lambda leaf: _by_stage(plan, leaf), of_layers), _axes(of_layers)
+  weights = jax.tree.map(lambda leaf: _by_stage(plan, leaf), of_layers)
   shared = jax.tree.map(lambda leaf: _own_copies(leaf, stages), shared)
   beside = {
     "carried": jax.tree.map(lambda leaf: _carried_by_tick(plan, leaf), carried),
@@ -157,13 +157,7 @@ def run(
   def stage(x, weights, turn, own_rows, beside, shared):
     # A selection, because the compiler would gather the operand of an indexing operation from all stages.
     of_round = lambda leaf: leaf[0] if plan.rounds == 1 else jax.lax.select_n(turn, *leaf)
-    parts, structure = jax.tree.flatten(weights)
-    parts = [checkpoint_name(of_round(leaf), _WEIGHTS) for leaf in parts]
-    # Gradients are summed over the ticks in the shards of their parameters.
-    parts = [
-      x if names is None else sharding.shard_parameter(x, None, *names) for x, names in zip(parts, axes, strict=True)
-    ]
-    in_round = jax.tree.unflatten(structure, parts)
+    in_round = jax.tree.map(lambda leaf: checkpoint_name(of_round(leaf), _WEIGHTS), weights)
     own = iter(own_rows)
     joined = [next(own) if split else leaf for leaf, split in zip(leaves, of_rows, strict=True)]
     return layers(x, {**in_round, **beside}, jax.tree.unflatten(treedef, joined), shared)
@@ -247,13 +241,6 @@ def _by_stage(plan: Schedule, x: jax.Array) -> jax.Array:
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     return x
   return sharding.shard(x, "stages", None, None, *["any"] * (x.ndim - 3))
-
-
-def _axes(tree: Mapping[str, object]) -> list[tuple[str | None, ...] | None]:
-  """Returns the logical axes of each leaf that is a parameter of a layer, without the axis of layers."""
-  is_variable = lambda x: isinstance(x, nnx.Variable)
-  leaves = jax.tree.leaves(tree, is_leaf=is_variable)
-  return [leaf.get_metadata().get("axes") if is_variable(leaf) else None for leaf in leaves]
 
 
 def _own_copies(x: jax.Array, stages: int) -> jax.Array:
