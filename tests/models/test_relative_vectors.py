@@ -11,6 +11,7 @@ import toy
 
 from t2t import UserError
 from t2t.models import attention, disentangled, functional_relative, relative_vectors
+from t2t.models.config import BESIDE_FIRST
 from t2t.models.flops import model_flops
 from t2t.models.masks import AttentionMask
 from t2t.models.positions import Call
