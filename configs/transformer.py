@@ -1,7 +1,7 @@
 """Transformer (Vaswani et al. 2017): the original encoder-decoder, for translation from English to German.
 
   t2t train --config transformer_base --workdir gs://BUCKET/transformer_base \\
-    --config.data.vocabulary=gs://BUCKET/ende.model
+    --config.data.vocabulary=gs://BUCKET/wmt_en_de.model
 
 Sizes: base 63 M, big 214 M parameters, which the paper rounds to 65 M and 213 M. Sinusoidal positions, post-norm, one
 scaled embedding for source, target and logits, label smoothing 0.1. The learning rate is the paper's: linear for 4,000

@@ -1,7 +1,7 @@
 """Universal Transformer (Dehghani et al. 2019): an encoder-decoder that repeats one layer, for translation.
 
   t2t train --config universal_transformer_base --workdir gs://BUCKET/universal_base \\
-    --config.data.vocabulary=gs://BUCKET/ende.model
+    --config.data.vocabulary=gs://BUCKET/wmt_en_de.model
 
 Sizes as in tensor2tensor: base 63 M, big 185 M parameters, with six steps on each side. The adaptive sizes have up to
 twelve steps: each position halts by itself (adaptive computation time), and the mean number of steps is a term of the

@@ -93,9 +93,10 @@ class LongformerAttention(Attention):
     positions: Positions,
     dropout_key: jax.Array | None,
     kernel: str,
+    adds_values: bool = True,
     global_values: jax.Array | None = None,
   ) -> jax.Array:
-    del kernel
+    del kernel, adds_values
     _check_mask(mask)
     local_key, far_key, rows_key = layers.split_key(dropout_key, 3)
     if self.broadcast_dropout:  # of all probabilities of a key, as in `attention.attend`

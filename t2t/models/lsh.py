@@ -208,8 +208,9 @@ class LSHAttention(Attention):
     positions: Positions,
     dropout_key: jax.Array | None,
     kernel: str,
+    adds_values: bool = True,
   ) -> jax.Array:
-    del kernel
+    del kernel, adds_values
     _check_mask(mask, keys.shape[2], self.chunk)
     rows_key, drop_key, hash_key = layers.split_key(dropout_key, 3)
     if self.broadcast_dropout:

@@ -65,10 +65,11 @@ class TrigramEmbed(layers.Embed):
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
     decoder_positions: layers.DecoderPositions | None = None,
+    table: nnx.Param | None = None,
   ) -> jax.Array:
     """Returns the embedded tokens, [batch, length, embed]; `project` changes nothing."""
-    padding = self.vectors(jnp.zeros_like(tokens[:1, :1]))[0, 0]
-    x = trigrams(self.vectors(tokens), padding, tokens, positions)
+    padding = self.vectors(jnp.zeros_like(tokens[:1, :1]), table)[0, 0]
+    x = trigrams(self.vectors(tokens, table), padding, tokens, positions)
     assert self.projection is not None
     x = layers.dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
     return self.with_positions(x, positions=positions, segments=segments, added=decoder_positions or self)

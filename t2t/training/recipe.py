@@ -493,8 +493,8 @@ def _check_rows_per_device(config: Config, mesh: jax.sharding.Mesh) -> None:
     if rows == shards:
       raise UserError(
         f"config.{key}: one row per device on the mesh data {copies} x fsdp 2 x tensor 2 gives wrong values, because "
-        f"the compiler exchanges rows. Give config.{key}={2 * getattr(config, key.split('.')[0]).batch_size}, or another "
-        "mesh."
+        f"the compiler exchanges rows. Give config.{key}={2 * getattr(config, key.split('.')[0]).batch_size}, or "
+        "another mesh."
       )
 
 
