@@ -195,8 +195,8 @@ class Positions:
 
   bias: DistanceBias | jax.Array | None = None
   angles: tuple[jax.Array, jax.Array] | None = None
-  key_angles: tuple[jax.Array, jax.Array] | None = None
   is_local: jax.Array | bool = False
+  key_angles: tuple[jax.Array, jax.Array] | None = None
 
   def of_attention(self, attention: Projections, dropout_key: jax.Array | None) -> "Positions":
     """Returns the hooks for one layer, with the results of its matrices; `on_logits` is called on the result.
