@@ -343,7 +343,7 @@ class Numbered:
 def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
   """Records continue exactly for every window size, because the order of shards is the same."""
   share = tuple(shard_order.Piece(number, weight=10_000.0 + number) for number in range(20))
-  plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True)
+  plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True, continuous=False)
   both = [
     example_windows.TaskSource(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
     for size in (old, new)
