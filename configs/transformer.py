@@ -18,6 +18,12 @@ from t2t.configs import default
 from t2t.models import presets
 
 SIZES = presets.TRANSFORMER_SIZES
+_WARMUP_STEPS = 4_000
+
+
+def peak_rate(embed_dim: int) -> float:
+  """Returns the learning rate at the end of warm-up (Vaswani et al. 2017, section 5.3)."""
+  return (embed_dim * _WARMUP_STEPS) ** -0.5
 
 
 def get_config(size: str = "base") -> ConfigDict:
@@ -39,8 +45,8 @@ def get_config(size: str = "base") -> ConfigDict:
   config.train.z_loss = 0.0
   config.optimizer.name = "adamw"
   config.optimizer.schedule = "inverse_sqrt"
-  config.optimizer.warmup_steps = 4_000
-  config.optimizer.learning_rate = (config.model.embed_dim * 4_000) ** -0.5
+  config.optimizer.warmup_steps = _WARMUP_STEPS
+  config.optimizer.learning_rate = peak_rate(config.model.embed_dim)
   config.optimizer.scale_by_parameter = False
   config.optimizer.weight_decay = 0.0
   config.optimizer.b2 = 0.98

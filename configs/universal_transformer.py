@@ -13,7 +13,7 @@ The task wmt_en_de puts T5's words before a source. Own text: --config.data.file
 
 from ml_collections import ConfigDict
 
-from t2t.configs import default
+from t2t.configs import transformer
 from t2t.models import presets
 
 SIZES = presets.UNIVERSAL_SIZES
@@ -21,26 +21,7 @@ SIZES = presets.UNIVERSAL_SIZES
 
 def get_config(size: str = "base") -> ConfigDict:
   """Returns the config for one of SIZES."""
-  config = default.get_config()
+  config = transformer.get_config("base")
   config.model.update(presets.universal_transformer(size))
-  config.data.mixture = "wmt_en_de"
-  config.data.objective = "translation"  # for the user's own files
-  config.data.task_modules = ("t2t.tasks.translation",)
-  config.data.vocabulary = ""
-  config.data.extra_ids = 0
-  config.data.inputs_length = 256
-  config.data.targets_length = 256
-  config.data.pack = True
-  config.train.steps = 100_000
-  config.train.batch_size = 96
-  config.train.label_smoothing = 0.1
-  config.train.z_loss = 0.0
-  config.optimizer.name = "adamw"
-  config.optimizer.schedule = "inverse_sqrt"
-  config.optimizer.warmup_steps = 4_000
-  config.optimizer.learning_rate = (config.model.embed_dim * 4_000) ** -0.5
-  config.optimizer.scale_by_parameter = False
-  config.optimizer.weight_decay = 0.0
-  config.optimizer.b2 = 0.98
-  config.optimizer.epsilon = 1e-9
+  config.optimizer.learning_rate = transformer.peak_rate(config.model.embed_dim)
   return config

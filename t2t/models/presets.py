@@ -506,30 +506,14 @@ def universal_transformer(size: str) -> dict[str, object]:
   is_adaptive, width = size.startswith("adaptive_"), size.removeprefix("adaptive_")
   embed_dim, num_heads, mlp_dim, num_layers = _row(_UNIVERSAL, width)
   steps = 2 * num_layers if is_adaptive else num_layers
-  return _fields(
-    architecture="encoder_decoder",
-    vocab_size=32_768,
-    embed_dim=embed_dim,
-    num_heads=num_heads,
-    head_dim=embed_dim // num_heads,
-    mlp_dim=mlp_dim,
-    num_encoder_layers=steps,
-    num_decoder_layers=steps,
-    positions="none",
-    recurrence="universal",
-    share_layers=True,
-    step_signal="learned",
-    halting_threshold=0.99 if is_adaptive else 0.0,
-    scale_attention=True,
-    norm="layer",
-    biases=True,
-    mlp_activation="relu",
-    scale_embedding=True,
-    tied_logits=True,
-    init_scale=embed_dim**-0.5,
-    dropout_rate=0.3,
-    broadcast_dropout=False,
+  changed: dict[str, object] = dict(
+    vocab_size=32_768, embed_dim=embed_dim, num_heads=num_heads, head_dim=embed_dim // num_heads
   )
+  changed |= dict(mlp_dim=mlp_dim, num_encoder_layers=steps, num_decoder_layers=steps, init_scale=embed_dim**-0.5)
+  changed |= dict(positions="none", recurrence="universal", share_layers=True, step_signal="learned")
+  changed |= dict(post_norm=False, norm_epsilon=1e-6)
+  changed |= dict(halting_threshold=0.99 if is_adaptive else 0.0, dropout_rate=0.3)
+  return transformer("base") | changed
 
 
 def gpt1(size: str) -> dict[str, object]:
