@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.configuration.schema import Config
-from t2t.losses.auxiliary_terms import AuxiliaryTerms
-from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, is_sparse, token_sums
+from t2t.losses.cross_entropy import CrossEntropy, is_sparse, token_sums
 from t2t.losses.protocol import Weights
 from t2t.metrics import Outputs, WeightedSum
 from t2t.models import layers
@@ -71,12 +70,11 @@ class MultiToken(CrossEntropy):
         f"config.train.loss=multi_token does not support config.{unsupported[0]}. Remove the section, or set "
         "--config.train.loss=cross_entropy."
       )
-    config = CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.logits_chunk_tokens)
     settings: MultiTokenConfig = run.multi_token or MultiTokenConfig()
     if not settings.weight > 0.0:
       raise UserError(f"config.multi_token.weight={settings.weight}: must be above 0")
-    auxiliary = AuxiliaryTerms.from_config(run, only_states=False)
-    return cls(config, auxiliary, future_tokens=run.model.future_tokens, weight=settings.weight)
+    base = CrossEntropy.from_config(run)
+    return cls(base.config, base.auxiliary, future_tokens=run.model.future_tokens, weight=settings.weight)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     """Returns no patterns: the loss trains the whole model."""

@@ -28,7 +28,7 @@ from t2t.models.auxiliary import Auxiliary, Hidden
 from t2t.models.config import EMBEDDINGS, TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, unstack_layers
-from t2t.runtime.lazy_table import LazyTable
+from t2t.runtime.lazy_table import load
 
 
 @jax.tree_util.register_dataclass
@@ -94,10 +94,6 @@ def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array
   if num_beams == 1:
     return None
   return sharding.shard(jnp.full((batch_size, num_beams, max_length), -1, jnp.int32), "batch", None, None)
-
-
-# The module of config.model.future_tokens, imported if the key is set.
-_FUTURE: LazyTable[Any] = LazyTable({"layers": "t2t.models.multi_token:FutureLayers"})
 
 
 class _Transformer(nnx.Module):
@@ -379,7 +375,7 @@ class DecoderOnly(_Transformer):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
     self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
-    self.future = _FUTURE["layers"](config, rngs) if config.future_tokens else None
+    self.future = load("t2t.models.multi_token:FutureLayers")(config, rngs) if config.future_tokens else None
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
     """Returns hidden states [batch, length, embed] for seqio's decoder features.
