@@ -14,7 +14,7 @@ import numpy as np
 
 from t2t import losses
 from t2t.configuration.schema import OptimizerConfig
-from t2t.models import layers, transformer
+from t2t.models import layers, positions, transformer
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import path_name
 
@@ -340,6 +340,11 @@ def assert_trees_close(actual, expected, *, atol: float = 1e-5, rtol: float = 1e
   assert actual.keys() == expected.keys()
   for name, value in expected.items():
     np.testing.assert_allclose(actual[name], value, atol=atol, rtol=rtol, err_msg=name)
+
+
+def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
+  """Returns cosine and sine of the rotary angles of `length` positions from `offset` on."""
+  return positions.angles_at(jnp.arange(length) + offset, positions.rotary_frequencies(head_dim, base))
 
 
 def equations(jaxpr, repeated: int = 1) -> Iterator[tuple[jax.extend.core.JaxprEqn, int]]:

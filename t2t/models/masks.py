@@ -96,8 +96,8 @@ class AttentionMask:
       padded=False,
     )
 
-  def query_places(self, query_length: int) -> jax.Array:
-    """Returns the position of each query among the keys, int [query]; all beams are at one."""
+  def query_indices(self, query_length: int) -> jax.Array:
+    """Returns the index of each query among the keys, int [query]; all beams have the same."""
     if self.ancestors is not None:
       return jnp.zeros(query_length, jnp.int32) + self.query_offset
     places = jnp.arange(query_length // self.streams)
@@ -114,7 +114,7 @@ class AttentionMask:
       return jnp.concatenate([jnp.broadcast_to(x, (*pairs, x.shape[-1])) for x in (near, row_mask)], axis=-1)
     allowed = None
     # Distance from a key to the query to its right.
-    distance = self.query_places(query_length)[:, None] - self.key_positions(key_length)[None, :]
+    distance = self.query_indices(query_length)[:, None] - self.key_positions(key_length)[None, :]
     distance = distance[None, None]
     if self.causal:
       allowed = distance >= 0
@@ -166,7 +166,7 @@ class AttentionMask:
 
   def front_distances(self, query_length: int) -> jax.Array:
     """Returns the distances of prefix keys to the right of each query, int [batch or 1, query, front]: below 0."""
-    places = self.query_places(query_length)[None] if self.positions is None else self.positions
+    places = self.query_indices(query_length)[None] if self.positions is None else self.positions
     return jnp.arange(self.front) - (self.front + places)[..., None]
 
   def positions_after_keys(self) -> jax.Array:

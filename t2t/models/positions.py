@@ -111,7 +111,7 @@ def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_leng
     query_length: 1 with beams, because all beams are at one position.
     key_length: prefix keys, then keys as in `mask.key_positions`.
   """
-  queries = mask.query_places(query_length)[:, None]
+  queries = mask.query_indices(query_length)[:, None]
   row_bias = bias.at(mask.key_positions(key_length - mask.front)[None, :] - queries)[None]
   if mask.front:
     front = jnp.moveaxis(bias.at(mask.front_distances(query_length)), 0, 1)
@@ -120,38 +120,32 @@ def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_leng
 
 
 def rotary_frequencies(head_dim: int, base: float) -> np.ndarray:
-  """Returns the angle per position of each feature pair, float32 [head_dim / 2]."""
+  """Returns the angle per position of each feature pair, float32 [head_dim / 2].
+
+  In:  head_dim 4, base 100.0
+  Out: [1, 0.1]
+
+  Args:
+    head_dim: features of a head; feature i and feature i + head_dim / 2 are a pair.
+    base: the slowest pair has a period of almost 2 pi * base positions.
+
+  Source: Su et al. 2021 (RoFormer), with the pairs as in GPT-NeoX and Llama.
+  """
   return base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
 
 
 def angles_at(positions: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
-  """Returns the angles of arbitrary positions, int [...]: cosine and sine, float32 [..., head_dim / 2] each."""
+  """Returns cosine and sine of the rotation angles of positions, int [...]: float32 [..., head_dim / 2] each.
+
+  In:  positions [0, 1, 2], frequencies [1, 0.1]
+  Out: cos and sin of [[0, 0], [1, 0.1], [2, 0.2]]
+  """
   angles = positions[..., None] * frequencies
   return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
-  """Returns cosine and sine of the rotation angle of each feature pair at each position.
-
-  In:  length 3, head_dim 4, base 100.0
-  Out: cos and sin of [[0, 0], [1, 0.1], [2, 0.2]]
-
-  Args:
-    length: number of positions.
-    head_dim: features of a head; feature i and feature i + head_dim / 2 are a pair.
-    base: the slowest pair has a period of almost 2 pi * base positions.
-    offset: int [], the first position.
-
-  Returns:
-    float32 [length, head_dim / 2], twice.
-
-  Source: Su et al. 2021 (RoFormer), with the pairs as in GPT-NeoX and Llama.
-  """
-  return angles_at(jnp.arange(length) + offset, rotary_frequencies(head_dim, base))
-
-
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Rotates queries or keys, [batch, heads, length, kv], by `rotary_angles`, or by angles of each row; in float32."""
+  """Rotates queries or keys, [batch, heads, length, kv], by `angles_at` their positions; in float32."""
   cos, sin = (
     jnp.concatenate([first, second], axis=-1) for first, second in ((angles[0], angles[0]), (-angles[1], angles[1]))
   )
@@ -185,7 +179,7 @@ class Positions:
   A scheme may return a subclass with other hooks.
 
   bias: added to the logits, see `attention.attend`; None: no bias.
-  angles: rotation of queries and keys, see `rotary_angles`; None: no rotation.
+  angles: rotation of queries and keys, see `angles_at`; None: no rotation.
   key_angles: rotation of keys, if they are not those of the queries' positions; None: `angles`.
   is_local: bool [], whether the model's window applies; a traced value if layers differ.
   adds_values: whether `on_probabilities` adds to the output; no kernel supports it.
@@ -269,7 +263,7 @@ class Scheme:
   logit_terms: number of terms of equal variance in the logits; `scale_attention` divides by its square root.
   decodes_masks: whether the last layer runs twice before vocabulary logits, from `mask_queries`; for encoders only.
   relative: whether keys may begin before the queries, at a memory, and queries may have two streams; see
-    `AttentionMask.query_places`.
+    `AttentionMask.query_indices`.
   rotates: whether the scheme implements `config.rotary_cross_attention`.
 
   Raises:
@@ -427,7 +421,7 @@ class Rotary(Scheme):
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
     """Returns rotation angles; layers with a window use local_rotary_base, if set."""
     del shared
-    config, local, (places, key_places) = self.config, None, self._places(call)
+    config, local, (places, key_places) = self.config, None, self._query_and_key_positions(call)
     everywhere = self.angles(places), None if key_places is None else self.angles(key_places)
     if config.local_rotary_base and config.attention_window:
       frequencies = rotary_frequencies(config.head_dim, config.local_rotary_base)
@@ -461,14 +455,14 @@ class Rotary(Scheme):
     cos, sin = angles_at(positions, self.scaling.frequencies(frequencies))
     return cos * self.scaling.attention_factor, sin * self.scaling.attention_factor
 
-  def _places(self, call: Call) -> tuple[jax.Array, jax.Array | None]:
+  def _query_and_key_positions(self, call: Call) -> tuple[jax.Array, jax.Array | None]:
     """Returns the positions of queries, and of a row's own keys if they differ from the queries' (None: they do not).
 
     Prefix keys are not rotated, so their distance matters.
     """
     mask, front = call.mask, call.front
     given = None if not front or mask.positions is None else (front + mask.positions)[:, None]
-    places = mask.query_places(call.query_length)[: call.query_positions] + front if given is None else given
+    places = mask.query_indices(call.query_length)[: call.query_positions] + front if given is None else given
     if mask.is_decoding or (mask.streams == 1 and not mask.memory):
       return places, None
     num_keys = call.key_length - front

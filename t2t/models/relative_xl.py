@@ -165,7 +165,7 @@ class RelativeXL(Scheme):
     own_keys, columns = call.key_length - front, None
     if mask.is_decoding:
       keys = jnp.asarray(mask.key_positions(own_keys))
-      places = mask.query_places(1)
+      places = mask.query_indices(1)
       distances = places - keys
       if front:
         # Distances to prefix keys may differ between rows, but not their order of magnitude: one table for all.
@@ -180,7 +180,7 @@ class RelativeXL(Scheme):
       if front:
         first = length - 1 + mask.memory + front  # the largest distance
         distances = first - np.arange(first + own_keys)
-        own = mask.query_places(call.query_length)[:, None] - np.arange(own_keys)
+        own = mask.query_indices(call.query_length)[:, None] - np.arange(own_keys)
         to_front = -mask.front_distances(call.query_length)
         own = jnp.broadcast_to(own, (to_front.shape[0], *own.shape))
         columns = first - jnp.concatenate([to_front, own], axis=-1)

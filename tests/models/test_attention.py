@@ -384,16 +384,16 @@ def test_position_bias_is_the_same_from_its_largest_distance_on():
 def test_rotary_angles_are_those_of_their_docstring():
   """Position times base ** -(2 i / head_dim), counted from the offset."""
   expected = np.array([[0, 0], [1, 0.1], [2, 0.2]])
-  cos, sin = positions_lib.rotary_angles(3, 4, 100.0)
+  cos, sin = toy.rotary_angles(3, 4, 100.0)
   np.testing.assert_allclose(cos, np.cos(expected), atol=1e-6)
   np.testing.assert_allclose(sin, np.sin(expected), atol=1e-6)
-  for whole, one in zip((cos, sin), positions_lib.rotary_angles(1, 4, 100.0, jnp.array(2)), strict=True):
+  for whole, one in zip((cos, sin), toy.rotary_angles(1, 4, 100.0, jnp.array(2)), strict=True):
     np.testing.assert_array_equal(one, whole[2:])
 
 
 def test_rotation_is_a_multiplication_of_complex_numbers():
   """Features i and i + head_dim / 2 are the real and imaginary part of a number."""
-  x, (cos, sin) = normal(2, 3, 5, 6), positions_lib.rotary_angles(5, 6, 50.0)
+  x, (cos, sin) = normal(2, 3, 5, 6), toy.rotary_angles(5, 6, 50.0)
   turned = (x[..., :3] + 1j * x[..., 3:]) * (np.asarray(cos) + 1j * np.asarray(sin))
   expected = np.concatenate([turned.real, turned.imag], axis=-1)
   np.testing.assert_allclose(positions_lib.rotate(x, (cos, sin)), expected, atol=1e-5)
@@ -405,7 +405,7 @@ def test_rotated_products_depend_on_the_distance_alone():
 
   def logit(query_position, key_position):
     turned = [
-      positions_lib.rotate(x, positions_lib.rotary_angles(1, 8, 100.0, p))
+      positions_lib.rotate(x, toy.rotary_angles(1, 8, 100.0, p))
       for x, p in ((query, query_position), (key, key_position))
     ]
     return np.sum(turned[0] * turned[1])
@@ -416,7 +416,7 @@ def test_rotated_products_depend_on_the_distance_alone():
 
 def test_rotation_of_bfloat16_is_computed_in_float32():
   """bfloat16 angles of far positions would have no digits left."""
-  x, angles = jnp.asarray(normal(1, 1, 4, 6), jnp.bfloat16), positions_lib.rotary_angles(4, 6, 1e4, 10_000)
+  x, angles = jnp.asarray(normal(1, 1, 4, 6), jnp.bfloat16), toy.rotary_angles(4, 6, 1e4, 10_000)
   out = positions_lib.rotate(x, angles)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_array_equal(out, positions_lib.rotate(x.astype(jnp.float32), angles).astype(jnp.bfloat16))

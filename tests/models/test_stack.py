@@ -33,7 +33,7 @@ def loop(stack, x, *, body=None, **inputs):
     is_local = bool(config.attention_window) and not (every and index % every == 0)
     base = (is_local and config.local_rotary_base) or config.rotary_base
     is_rotary = config.positions == "rotary"
-    angles = positions_lib.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None
+    angles = toy.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None
     own = pick(stack.own_layers, index)
     x, *_ = (own if body is None else pick(body, index))(
       x,
