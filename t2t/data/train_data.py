@@ -1,6 +1,6 @@
 """Data of a run: its config resolved to tasks, batches, and the heads that the model needs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -465,13 +465,18 @@ def _check_loss(config: Config) -> None:
     )
 
 
+def _named_parts(config: Config) -> Iterator[run_sources.Made]:
+  """Yields facts of the examples of each source that the config names; none for the data of a Python program."""
+  if config.data.is_named:
+    source = run_sources.of(config.data)
+    yield from (part.made() for part in source.parts.values() or [source])
+
+
 def _check_sees(config: Config) -> None:
   """Refuses masked tokens for a model that reads from left to right only."""
-  if config.model.bidirectional_prefix or not config.model.kind.is_decoder_only or not config.data.is_named:
+  if config.model.bidirectional_prefix or not config.model.kind.is_decoder_only:
     return
-  source = run_sources.of(config.data)
-  for part in source.parts.values() or [source]:
-    names, where, *_ = part.made()
+  for names, where, *_ in _named_parts(config):
     if "masked_next_token" in names:
       raise UserError(
         f"{where} needs bidirectional attention, but config.model.bidirectional_prefix=False makes attention causal. "
@@ -482,13 +487,11 @@ def _check_sees(config: Config) -> None:
 def _check_directions(config: Config) -> None:
   """Refuses too few token types for an objective that marks each direction of reading by token types."""
   given = config.model.segment_types
-  if given <= 1 or config.model.kind.is_generative or not config.data.is_named:
+  if given <= 1 or config.model.kind.is_generative:
     return
   from t2t.data.objectives.unilm import TYPES
 
-  source = run_sources.of(config.data)
-  for part in source.parts.values() or [source]:
-    names, where, *_ = part.made()
+  for names, where, *_ in _named_parts(config):
     if "unilm" in names and given < TYPES:
       raise UserError(
         f"{where} has {TYPES} token types, which mark the direction of reading, but config.model.segment_types={given}."
@@ -498,14 +501,10 @@ def _check_directions(config: Config) -> None:
 
 def _check_ranks(config: Config) -> None:
   """Refuses tokens in an order for a model that would read them, and a query stream that nothing trains."""
-  model, data = config.model, config.data
-  if model.kind.is_generative or not data.is_named or answered_by_heads(config.train.loss):
+  model, data, loss = config.model, config.data, config.train.loss
+  if model.kind.is_generative or answered_by_heads(loss) or compares_texts(loss):
     return
-  if compares_texts(config.train.loss):
-    return
-  source = run_sources.of(data)
-  for part in source.parts.values() or [source]:
-    names, where, output_features, *_ = part.made()
+  for names, where, output_features, *_ in _named_parts(config):
     half = data.inputs_length // 2 if names & set(feature_spec.WITH_OVERLAP) else 0
     if model.memory_reuse != half:
       raise UserError(
@@ -518,7 +517,7 @@ def _check_ranks(config: Config) -> None:
         f"{where}: the examples have no ranks, but config.model.two_streams=True predicts tokens in the order of "
         f"ranks. Give the objective {' or '.join(feature_spec.IN_ORDER)}, or config.model.two_streams=False."
       )
-    if not model.two_streams and set(names) & set(feature_spec.IN_ORDER):
+    if not model.two_streams and names & set(feature_spec.IN_ORDER):
       raise UserError(
         f"{where}: the examples have ranks and unmasked tokens, but config.model.two_streams=False lets the model read "
         "the tokens that it predicts. Set config.model.two_streams=True."
