@@ -856,7 +856,7 @@ FIRST = {
   "logging": (),
   "nan_policy": (),
   "init": ("checkpoint", "use_model_config"),
-  "mesh": ("dcn_data", "stage", "data", "fsdp", "expert", "sequence", "tensor"),
+  "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
   "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
   + ("dropout_rate", "dtype", "remat"),
 }

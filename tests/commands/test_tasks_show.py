@@ -139,7 +139,7 @@ def test_what_a_line_says(printed, module):
   )
   common = printed("c4_*lm").splitlines()
   assert "source: c4/en:3.*.*; splits: train validation" in common
-  assert "  c4_span_masked_lm        inputs targets loss_weights" in common
+  assert "  c4_span_masked_lm           inputs targets loss_weights" in common
 
 
 @pytest.mark.parametrize(
