@@ -62,6 +62,7 @@ def serve(address: str) -> None:
   """Imports the modules of all commands, and forks for each request."""
   import importlib
 
+  import jax
   from jax._src import xla_bridge
 
   from t2t import __main__ as command
@@ -85,6 +86,9 @@ def serve(address: str) -> None:
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["folder"])
+        # JAX has read its variables already, when it was imported.
+        if "JAX_NUM_CPU_DEVICES" in os.environ:
+          jax.config.update("jax_num_cpu_devices", int(os.environ["JAX_NUM_CPU_DEVICES"]))
         sys.argv = ["t2t", *asked["arguments"]]
         sys.exit(command.main(asked["arguments"]))
       for descriptor in descriptors:

@@ -104,7 +104,7 @@ PRIVATE = {
   ("t2t/data/offline_cache.py", "files._reader"),
   ("t2t/data/offline_cache.py", "seqio.dataset_providers._CachedDataSource"),
   ("t2t/data/determinism.py", "dataset._as_serialized_graph"),
-  ("t2t/data/task_resolution.py", "found._task_map"),
+  ("t2t/data/task_resolution.py", "provider._task_map"),
   ("t2t/data/task_resolution.py", "mixture._sample_fn"),
   ("t2t/data/vocabularies/reserved_ids.py", "self._model"),
   ("t2t/data/vocabularies/reserved_ids.py", "super()._model_context"),
