@@ -11,7 +11,7 @@ from t2t.models import presets
 
 def get_config() -> ConfigDict:
   """Returns a small T5 1.1 with span corruption, without a source of text."""
-  config = ConfigDict({"model": presets.t5_1_1("small"), **schema.defaults()})
+  config = ConfigDict({"model": {**presets.t5_1_1("small"), "remat": "none"}, **schema.defaults()})
   config = renamed_keys.accept_earlier_names(config)
   config.lock()
   config.data.benchmark_dirs.unlock()  # a config may name any: config.data.benchmark_dirs.superglue = "SuperGLUE"

@@ -22,6 +22,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config = default.get_config()
   config.model.update(presets.longformer(size))
   config.model.global_tokens = "first"
+  config.model.vocab_size = 50_304  # rounded up to a multiple of 128 for the mesh
   config.model.remat = {"base": "minimal", "large": "full"}[size]
   config.data.mixture = "c4_masked_lm"
   config.data.objective = "masked_lm"  # for the user's own files
@@ -29,6 +30,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.data.inputs_length = 4_096
   config.data.extra_ids = 0
   config.init.tile = ("embed/positions",)
+  config.init.resize = ("^embed/table$", "^head/bias$")
   parts = [f"{kind}{end}" for kind in ("query", "key", "value") for end in ("", "_bias")]
   config.init.rename = (".", *(f"{_OWN}/{part}={_OWN}/global_{part}" for part in parts))
   config.train.steps = 65_000

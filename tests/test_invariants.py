@@ -222,6 +222,8 @@ def test_hooks_have_the_versions_of_the_lock():
 
 
 CONFIGS = config_names()
+# Published widths that few axes divide: 410.
+NARROW_MESHES = {"transformer_xl_wt103_base": {"data": 2, "fsdp": 2, "tensor": 2}}
 
 
 @pytest.mark.exhaustive_from(10)
@@ -229,12 +231,14 @@ CONFIGS = config_names()
 def test_every_config_builds_at_full_size(name):
   """Builds shapes of model and optimizer without a device; a mesh of eight divides them."""
   config = load_config(name)
-  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  axes = NARROW_MESHES.get(name, {"fsdp": 4, "tensor": 2})
+  mesh = sharding.make_mesh(axes)
   _, state, _ = recipe.make(records(config)).state(mesh)
   sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params)]
   per_device = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.params)]
   assert sum(sizes) > 500_000
-  assert sum(per_device) < 0.15 * sum(sizes)
+  assert sum(per_device) < 1.2 * sum(sizes) / (axes["fsdp"] * axes["tensor"])
+  assert sum(sizes) < 1e9 or config.model.remat != "none"  # activations would not fit
 
 
 @functools.cache

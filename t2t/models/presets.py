@@ -163,8 +163,11 @@ def _row(table: Mapping[str, Any], size: str) -> Any:
 
 
 def _fields(**fields: Any) -> dict[str, Any]:
-  """Returns all fields of `TransformerConfig`, so that nothing of another family's config remains."""
-  return dataclasses.asdict(TransformerConfig(**fields))
+  """Returns the fields of `TransformerConfig`, so that nothing of another family's config remains.
+
+  `remat` is left out: a config chooses it for the memory of a run, and keeps it when another family replaces the model.
+  """
+  return {name: value for name, value in dataclasses.asdict(TransformerConfig(**fields)).items() if name != "remat"}
 
 
 def _t5(table: Mapping[str, tuple], size: str, **overrides: Any) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_pretraining(tmp_path):
     'MIXTURE_OR_TASK_NAME = "c4_v220_span_corruption"\nDROPOUT_RATE = 0.0\nBATCH_SIZE = 256\n'
     "train_script.train:\n  eval_period = 2000\n",
   )
-  assert dict(config.model) == presets.t5_1_1("base")
+  assert dict(config.model) == presets.t5_1_1("base") | {"remat": "none"}
   assert (config.data.mixture, config.data.task_modules) == ("c4_span_corruption", ("t2t.tasks.c4",))
   assert (config.data.inputs_length, config.data.targets_length, config.data.pack) == (500, 100, True)
   assert config.data.vocabulary == "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
@@ -251,7 +251,7 @@ def test_fine_tuning(tmp_path):
 )
 def test_models_that_come_with_t5x(path, fields, tmp_path):
   config, notes = config_of(tmp_path, f"include '{path}'\nDROPOUT_RATE = 0.1\n")
-  assert dict(config.model) == fields | {"dropout_rate": 0.1}
+  assert dict(config.model) == {"remat": "none"} | fields | {"dropout_rate": 0.1}
   assert (config.data.vocabulary == "bytes") == ("byt5" in path)
   assert notes == ""
 

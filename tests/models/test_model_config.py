@@ -254,3 +254,9 @@ def test_two_keys_of_which_one_has_no_effect_are_refused(first, second):
   name = second.partition("=")[0]
   config = override(load_config("tiny_t5"), [options[0], f"--config.{name}=0.0"])
   assert config[name.split(".")[0]][name.split(".")[1]] == 0
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "qwen2_7b", "ul2_20b", "prefix_lm_xxl", "deberta_v2_xxlarge"])
+def test_a_config_built_on_another_keeps_its_recomputation(name):
+  """Fields of a family replace the model of the other config, but not a choice of the run."""
+  assert load_config(name).model.remat == "full"
