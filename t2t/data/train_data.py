@@ -27,7 +27,7 @@ from t2t.data import (
 )
 from t2t.data.example_windows import labelled
 from t2t.data.sources import named
-from t2t.losses import answered_by_heads, compares_texts
+from t2t.losses import answered_by_heads, answered_by_heads_alone, compares_texts
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import ASKED_HEADS, HeadConfig
 from t2t.runtime import hosts
@@ -300,7 +300,7 @@ def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | 
 
 def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Config:
   """Returns the config with the heads of its objective first, in the order in which they are asked."""
-  if config.train.loss != "tokens_and_heads":
+  if not answered_by_heads(config.train.loss) or answered_by_heads_alone(config.train.loss):
     raise UserError(
       f"config.train.loss={config.train.loss} does not train both the tokens and the head {objective_heads[0].name!r} "
       "of the objective. Set config.train.loss=tokens_and_heads."

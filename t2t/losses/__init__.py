@@ -27,6 +27,7 @@ __all__ = [
   "Loss",
   "Weights",
   "answered_by_heads",
+  "answered_by_heads_alone",
   "compares_texts",
   "make",
   "share_of_weights",
@@ -43,37 +44,44 @@ class LossRow:
   """Facts about a loss that are needed before its file is imported.
 
   path: import path of its `Loss` class.
+  section: import path of the record of its optional config section, config.NAME; "": no settings of its own.
   answered_by_heads: whether its batches have labels for heads.
+  beside_tokens: whether batches with labels for heads also have tokens to predict.
   compares_texts: whether its batches have pairs of texts.
   """
 
   path: str
+  section: str = ""
   answered_by_heads: bool = False
+  beside_tokens: bool = False
   compares_texts: bool = False
 
 
 # config.train.loss -> loss; its file is imported on first use.
 _ROWS = {
-  "contrastive": LossRow("t2t.losses.contrastive:Contrastive", compares_texts=True),
+  "contrastive": LossRow(
+    "t2t.losses.contrastive:Contrastive", section="t2t.losses.contrastive:ContrastiveConfig", compares_texts=True
+  ),
   "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
-  "electra": LossRow("t2t.losses.electra:Electra"),
+  "electra": LossRow("t2t.losses.electra:Electra", section="t2t.losses.electra:ElectraConfig"),
   "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
-  "multi_token": LossRow("t2t.losses.multi_token:MultiToken"),
-  "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
+  "multi_token": LossRow("t2t.losses.multi_token:MultiToken", section="t2t.losses.multi_token:MultiTokenConfig"),
+  "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True, beside_tokens=True),
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})
 
 # Optional config section of a loss -> its record.
-SECTIONS = {
-  "electra": "t2t.losses.electra:ElectraConfig",
-  "contrastive": "t2t.losses.contrastive:ContrastiveConfig",
-  "multi_token": "t2t.losses.multi_token:MultiTokenConfig",
-}
+SECTIONS = {name: row.section for name, row in _ROWS.items() if row.section}
 
 
 def answered_by_heads(name: str) -> bool:
   """Returns True if batches of the loss have labels for heads."""
   return name in _ROWS and _ROWS[name].answered_by_heads
+
+
+def answered_by_heads_alone(name: str) -> bool:
+  """Returns True if batches of the loss have labels for heads, and no tokens to predict."""
+  return answered_by_heads(name) and not _ROWS[name].beside_tokens
 
 
 def compares_texts(name: str) -> bool:

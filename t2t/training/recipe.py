@@ -297,9 +297,8 @@ def task_features(config: Config) -> tuple[str, ...]:
     UserError: a task module cannot be imported, or the mixture does not exist.
   """
   if losses.answered_by_heads(config.train.loss):
-    return (
-      feature_spec.ANSWERED if config.train.loss == "heads" else (*feature_spec.ANSWERED, "targets", "loss_weights")
-    )
+    of_tokens = () if losses.answered_by_heads_alone(config.train.loss) else ("targets", "loss_weights")
+    return (*feature_spec.ANSWERED, *of_tokens)
   if losses.compares_texts(config.train.loss):
     return feature_spec.PAIRED
   data, optional = config.data, tuple(feature_spec.optional_features(config.model.kind))
@@ -355,7 +354,9 @@ def asks_data(config: Config) -> bool:
   if alone.files or not alone.mixture or config.model.heads:
     return False
   is_objective = alone.mixture in {f"{corpus}_{data.objective}" for corpus in _CORPORA}
-  return train.loss == "heads" or (not train.loss and not config.model.kind.is_generative and not is_objective)
+  if losses.answered_by_heads_alone(train.loss):
+    return True
+  return not train.loss and not config.model.kind.is_generative and not is_objective
 
 
 def _task_lengths(config: Config) -> dict[str, int]:
