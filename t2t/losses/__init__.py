@@ -66,6 +66,7 @@ _ROWS = {
   "electra": LossRow("t2t.losses.electra:Electra", section="t2t.losses.electra:ElectraConfig"),
   "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
   "multi_token": LossRow("t2t.losses.multi_token:MultiToken", section="t2t.losses.multi_token:MultiTokenConfig"),
+  "sift": LossRow("t2t.losses.sift:Sift", section="t2t.losses.sift:SiftConfig", answered_by_heads=True),
   "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True, beside_tokens=True),
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})

@@ -20,8 +20,9 @@ from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, future_layers, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Outputs, WeightedSum
-from t2t.models import task_heads, transformer
+from t2t.models import layers, task_heads, transformer
 from t2t.models.architecture import Batch, predicted_side, segments_of, sides
+from t2t.models.auxiliary import Hidden
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
@@ -155,6 +156,36 @@ def _span(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
   return HeadLoss(loss, is_right[0] * _max(head_targets, head_targets.at, is_right[1]))
 
 
+def _symmetric_kl(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+  """Computes KL(p, q) + KL(q, p) of log-probabilities over the last axis.
+
+  The gradient takes the first argument of each KL divergence as constant, as in He et al. 2021 and its code.
+  """
+  return jnp.sum(jax.lax.stop_gradient(jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1)
+
+
+def _of_classes(logits: jax.Array, others: jax.Array, head_targets: HeadTargets) -> jax.Array:
+  kl = _symmetric_kl(jax.nn.log_softmax(logits), jax.nn.log_softmax(others))
+  return jnp.where(head_targets.at, kl, 0.0)
+
+
+def _of_scores(logits: jax.Array, others: jax.Array, head_targets: HeadTargets) -> jax.Array:
+  return jnp.where(head_targets.at, jnp.square(logits[..., 0] - others[..., 0]), 0.0)
+
+
+def _of_positions(
+  units: Callable[[HeadTargets], jax.Array], logits: jax.Array, others: jax.Array, head_targets: HeadTargets
+) -> jax.Array:
+  """Computes the symmetric KL divergence of softmaxes over the positions of each example, one for each column."""
+  at = head_targets.at
+  log_p = lambda scores: jnp.where(at, scores - _logsumexp(head_targets, at, scores), 0.0)
+  columns = [
+    _symmetric_kl(log_p(logits[..., i])[..., None], log_p(others[..., i])[..., None]) for i in range(logits.shape[-1])
+  ]
+  labels = jnp.where(at, _sum(head_targets, at, units(head_targets)), 0.0)
+  return labels * sum(columns) / len(columns)
+
+
 @dataclasses.dataclass(frozen=True)
 class _HeadKind:
   """Scoring of one kind of head.
@@ -162,11 +193,14 @@ class _HeadKind:
   measure: maps logits [batch, length, classes] and labels to loss and accuracy.
   units: float32 [batch, length]; their sum divides the summed loss.
   baseline: the loss of predicting label frequencies, as a mean over batches.
+  divergence: maps two logits and labels to float32 [batch, length], whose sum is divided like the loss; see
+    `divergence`.
   """
 
   measure: Callable[[jax.Array, HeadTargets], HeadLoss]
   units: Callable[[HeadTargets], jax.Array]
   baseline: Callable[[Sequence[HeadTargets], int], jax.Array]
+  divergence: Callable[[jax.Array, jax.Array, HeadTargets], jax.Array]
 
 
 def _entropy(batch_targets: Sequence[HeadTargets], classes: int) -> jax.Array:
@@ -199,17 +233,39 @@ def _chance(units: Callable[[HeadTargets], jax.Array], batch_targets: Sequence[H
 
 
 _KINDS = {
-  "class": _HeadKind(_class, _one_each, _entropy),
-  "score": _HeadKind(_score, _one_each, _variance),
+  "class": _HeadKind(_class, _one_each, _entropy, _of_classes),
+  "score": _HeadKind(_score, _one_each, _variance, _of_scores),
   "choice": _HeadKind(
-    _choice, _one_for_each_right, lambda batch_targets, _: _chance(_one_for_each_right, batch_targets)
+    _choice,
+    _one_for_each_right,
+    lambda batch_targets, _: _chance(_one_for_each_right, batch_targets),
+    functools.partial(_of_positions, _one_for_each_right),
   ),
-  "tag": _HeadKind(_class, _one_each, _entropy),
-  "span": _HeadKind(_span, _starts, lambda batch_targets, _: _chance(_starts, batch_targets)),
+  "tag": _HeadKind(_class, _one_each, _entropy, _of_classes),
+  "span": _HeadKind(
+    _span,
+    _starts,
+    lambda batch_targets, _: _chance(_starts, batch_targets),
+    functools.partial(_of_positions, _starts),
+  ),
 }
 
 
-def _units(head: HeadConfig, head_targets: HeadTargets) -> jax.Array:
+def divergence(head: HeadConfig, logits: jax.Array, others: jax.Array, head_targets: HeadTargets) -> jax.Array:
+  """Computes the distance of two predictions at labeled positions, summed over the batch: float32 [].
+
+  It is the symmetric KL divergence of classes, candidates, or start and end positions (their mean). For scores it is
+  the squared difference.
+
+  Args:
+    head: a head with labels.
+    logits, others: [batch, length, classes].
+    head_targets: labels of the head.
+  """
+  return jnp.sum(_KINDS[head.kind].divergence(logits, others, head_targets))
+
+
+def head_units(head: HeadConfig, head_targets: HeadTargets) -> jax.Array:
   """Returns the units of a head, float32 [batch, length]; their sum divides the summed loss."""
   if head.kind == "boundary":
     return span_boundary.units(head_targets.at, head_targets.targets, head.num_classes)
@@ -327,13 +383,13 @@ class HeadLosses:
 
   def weights(self, batch: Batch) -> Weights:
     """Returns units of each head times all examples over its examples; all examples; and the weight of tokens."""
-    head_units, examples = {}, {}
+    units, examples = {}, {}
     for number, head in self._asked:
       head_targets = asked_of(batch, number)
-      head_units[head.name] = jnp.sum(_units(head, head_targets))
+      units[head.name] = jnp.sum(head_units(head, head_targets))
       examples[head.name] = _number_of_examples(head_targets)
     total = sum(examples.values())
-    weights = {name: units * total / jnp.maximum(examples[name], 1.0) for name, units in head_units.items()}
+    weights = {name: number * total / jnp.maximum(examples[name], 1.0) for name, number in units.items()}
     weights["examples"] = total
     if self.tokens is not None:
       weights["tokens"] = jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))
@@ -342,24 +398,44 @@ class HeadLosses:
   def __call__(
     self, module: transformer.Transformer, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    dropout_key: Any = key
-    body_key, *keys = (
-      jax.random.split(dropout_key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
-    )
+    outputs, logits = self.predict(module, batch, dropout_key=key if train else None)
+    return self.of_logits(module, outputs, logits, batch, weights, train=train)
+
+  def predict(
+    self, module: transformer.Transformer, batch: Batch, *, dropout_key: jax.Array | None
+  ) -> tuple[Hidden, dict[str, jax.Array]]:
+    """Returns the model's states, and `answers` of each head with labels, by name."""
+    body_key, *keys = layers.split_key(dropout_key, len(self.config.heads) + 1)
     outputs = module.hidden_states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
-    states = outputs.x
-    hidden = states if states.ndim == 3 else states[-1]
+    logits = {
+      head.name: answers(module, outputs.x, batch, head.name, dropout_key=keys[number])
+      for number, head in self._asked
+      if head.kind != "boundary"
+    }
+    return outputs, logits
+
+  def of_logits(
+    self,
+    module: transformer.Transformer,
+    outputs: Hidden,
+    logits: Mapping[str, jax.Array],
+    batch: Batch,
+    weights: Weights,
+    *,
+    train: bool,
+  ) -> tuple[dict[str, jax.Array], Outputs]:
+    """Computes terms and metrics from the results of `predict`; see `Loss`."""
+    hidden = outputs.x if outputs.x.ndim == 3 else outputs.x[-1]
     terms, metrics, added = {}, {}, []
     for number, head in self._asked:
       head_targets = asked_of(batch, number)
-      units = jnp.sum(_units(head, head_targets))
+      units = jnp.sum(head_units(head, head_targets))
       if head.kind == "boundary":
         summed, (loss, _, right) = span_boundary.sums(
           self._of_tokens(train), module, head, hidden, batch, head_targets.at, head_targets.targets
         )
       else:
-        logits = answers(module, states, batch, head.name, dropout_key=keys[number])
-        loss, right = (jnp.sum(x) for x in _KINDS[head.kind].measure(logits, head_targets))
+        loss, right = (jnp.sum(x) for x in _KINDS[head.kind].measure(logits[head.name], head_targets))
         summed = loss
       terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
       metrics[f"{head.name}_loss"] = WeightedSum(loss, units)

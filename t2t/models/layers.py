@@ -212,6 +212,23 @@ class DecoderPositions(nnx.Module):
     self.norm = Norm(config, width, axis=axis) if config.embedding_norm else None
 
 
+def perturbed(x: jax.Array, perturbation: jax.Array) -> jax.Array:
+  """Adds a perturbation in units of each vector's standard deviation; no gradient reaches `x`.
+
+  A layer norm of the result equals that of the normalized vectors plus the perturbation, because it ignores offset and
+  scale of its input. So vectors of any scale are perturbed alike (He et al. 2021, section 4).
+
+  Args:
+    x: [batch, length, width].
+    perturbation: float32, same shape.
+
+  Returns:
+    float32, so that small perturbations are not rounded before a norm.
+  """
+  x = jax.lax.stop_gradient(x.astype(jnp.float32))
+  return x + jnp.std(x, axis=-1, keepdims=True) * perturbation
+
+
 class Embed(nnx.Module):
   """Token embedding; optionally adds learned embeddings of positions and segments.
 
@@ -241,6 +258,7 @@ class Embed(nnx.Module):
     rows, types = config.max_length + config.position_offset, config.segment_types
     self.positions = added(rows, "positions") if config.position_scheme.embedded else None
     self.segments = added(types, "segments") if types else None
+    self.added_width = added_width  # of the vectors that the norm reads
     # Input of the query stream at every position (Yang et al. 2019).
     self.query_stream = param(rngs, (added_width,), (added_axis,), scale=scale) if config.two_streams else None
     self.norm = Norm(config, added_width, axis=added_axis) if config.embedding_norm else None
@@ -263,6 +281,7 @@ class Embed(nnx.Module):
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
     decoder_positions: DecoderPositions | None = None,
+    perturbation: jax.Array | None = None,
   ) -> jax.Array:
     """Maps int [batch, length] to [batch, length, embed].
 
@@ -271,12 +290,19 @@ class Embed(nnx.Module):
       positions: int [batch, length]; None: 0, 1, 2, ...
       segments: int [batch, length], segment type of each token; None: 0.
       decoder_positions: module whose positions and norm replace this module's.
+      perturbation: float32 [batch, length, width], added before the norm; see `perturbed`.
 
     Raises:
       ValueError: more positions than are learned.
     """
     return self.project(
-      self.look_up(tokens, positions=positions, segments=segments, decoder_positions=decoder_positions)
+      self.look_up(
+        tokens,
+        positions=positions,
+        segments=segments,
+        decoder_positions=decoder_positions,
+        perturbation=perturbation,
+      )
     )
 
   @property
@@ -292,16 +318,21 @@ class Embed(nnx.Module):
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
     decoder_positions: DecoderPositions | None = None,
+    perturbation: jax.Array | None = None,
     table: nnx.Param | None = None,
   ) -> jax.Array:
     """Looks up the embedding tables, followed by the norm if any: [batch, length, embedding width]; see `__call__`.
 
     Args:
-      tokens, positions, segments, decoder_positions: see `__call__`.
+      tokens, positions, segments, decoder_positions, perturbation: see `__call__`.
       table: the token table of another module; None: this module's, with its difference.
     """
     return self.with_positions(
-      self.vectors(tokens, table), positions=positions, segments=segments, added=decoder_positions or self
+      self.vectors(tokens, table),
+      positions=positions,
+      segments=segments,
+      perturbation=perturbation,
+      added=decoder_positions or self,
     )
 
   def vectors(self, tokens: jax.Array, table: nnx.Param | None = None) -> jax.Array:
@@ -338,6 +369,7 @@ class Embed(nnx.Module):
     *,
     positions: jax.Array | None,
     segments: jax.Array | None,
+    perturbation: jax.Array | None = None,
     added: "DecoderPositions | Embed",
   ) -> jax.Array:
     """Adds positions and segments of the module `added` to [batch, length, width], followed by the norm if any."""
@@ -358,6 +390,8 @@ class Embed(nnx.Module):
     if added.segments is not None:
       types = small(added.segments)
       x = x + (types[0] if segments is None else jnp.take(types, segments, axis=0))
+    if perturbation is not None:
+      x = perturbed(x, perturbation)
     if added.norm is not None:
       x = added.norm(x)
     return x.astype(self.dtype)

@@ -178,11 +178,11 @@ class _Transformer(nnx.Module):
       return batch
     side, size = self.architecture.answers, ids.size
     fronts = {"input_tokens": ids, "positions": jnp.arange(size), "segment_ids": 1, "causal_attention": 1}
-    fronts |= dict.fromkeys(("token_types", "ranks", "global_tokens"), 0)
+    fronts |= dict.fromkeys(("token_types", "ranks", "global_tokens", "perturbation"), 0)
     prompted = dict(batch)
     for name, front in fronts.items():
       if (x := batch.get(f"{side}_{name}")) is not None:
-        front = jnp.broadcast_to(front, (x.shape[0], size)).astype(x.dtype)
+        front = jnp.broadcast_to(front, (x.shape[0], size, *x.shape[2:])).astype(x.dtype)
         prompted[f"{side}_{name}"] = jnp.concatenate([front, x + size if name == "positions" else x], axis=1)
     return prompted
 
@@ -294,7 +294,12 @@ class EncoderDecoder(_Transformer):
   def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """Returns the encoder's output at all its positions, prompt included, and the other outputs of `Stack`."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
-    x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
+    x = self.embed(
+      tokens,
+      positions=self._places(self.encoder, tokens, positions),
+      segments=self._types(batch),
+      perturbation=batch.get("encoder_perturbation"),
+    )
     mask, tasks = self._reading_mask(batch), batch.get("encoder_tasks")
     real = self._real(batch, "encoder", x.shape[1])
     return self.encoder(x, mask=mask, tasks=tasks, real=real, carried=self._carried(batch, "encoder"), **options)
@@ -414,7 +419,7 @@ class DecoderOnly(_Transformer):
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
-    x = self.embed(tokens, positions=places)
+    x = self.embed(tokens, positions=places, perturbation=batch.get("decoder_perturbation"))
     mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
     real = self._real(batch, "decoder", x.shape[1])
     beside = dict(tasks=batch.get("decoder_tasks"), real=real, carried=self._carried(batch, "decoder"))
@@ -575,8 +580,8 @@ class EncoderOnly(_Transformer):
       places: positions of the tokens; None: the batch's positions.
     """
     places = batch.get("encoder_positions") if places is None else places
-    tokens, types = batch["encoder_input_tokens"], self._types(batch)
-    return (embed or self.embed).look_up(tokens, positions=places, segments=types, table=table)
+    tokens, types, noise = batch["encoder_input_tokens"], self._types(batch), batch.get("encoder_perturbation")
+    return (embed or self.embed).look_up(tokens, positions=places, segments=types, perturbation=noise, table=table)
 
   def read(
     self,

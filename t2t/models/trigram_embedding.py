@@ -65,6 +65,7 @@ class TrigramEmbed(layers.Embed):
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
     decoder_positions: layers.DecoderPositions | None = None,
+    perturbation: jax.Array | None = None,
     table: nnx.Param | None = None,
   ) -> jax.Array:
     """Returns the embedded tokens, [batch, length, embed]; `project` changes nothing."""
@@ -72,7 +73,8 @@ class TrigramEmbed(layers.Embed):
     x = trigrams(self.vectors(tokens, table), padding, tokens, positions)
     assert self.projection is not None
     x = layers.dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
-    return self.with_positions(x, positions=positions, segments=segments, added=decoder_positions or self)
+    added = decoder_positions or self
+    return self.with_positions(x, positions=positions, segments=segments, perturbation=perturbation, added=added)
 
   def project(self, x: jax.Array) -> jax.Array:
     return sharding.shard(x, "batch", "length", "embed")

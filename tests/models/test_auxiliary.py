@@ -104,6 +104,7 @@ def model_config(kind, **fields):
 HEADS = {
   "heads": ({"name": "nli", "num_classes": 2},),
   "tokens_and_heads": ({"name": "nli", "num_classes": 2},),
+  "sift": ({"name": "nli", "num_classes": 2},),
   "electra": ({"name": "replaced", "num_classes": 1, "kind": "detector"},),
   "contrastive": ({"name": "text", "num_classes": 0, "kind": "vector"},),
 }
@@ -126,7 +127,7 @@ def batch_of(loss, architecture, lengths=((8, 3, 5, 7), (6, 2, 1, 4)), padded_to
   batch = toy.batch(*lengths, architecture=architecture, padded_to=padded_to)
   side = config_lib.ARCHITECTURES[architecture].answers
   tokens = batch[f"{side}_input_tokens"]
-  if loss in ("heads", "tokens_and_heads"):
+  if losses.answered_by_heads(loss):
     first = jnp.zeros(tokens.shape, jnp.int32).at[:, 0]
     answers = {"heads": first.set(1), "targets": first.set(jnp.arange(len(tokens)) % 2), "groups": first.set(1)}
     batch |= {f"{side}_answer_{name}": x for name, x in answers.items()}
@@ -154,6 +155,7 @@ CASES = [
   *(("contrastive", kind) for kind in ("t5_1_1", "local_prefix_lm", "bert")),
   ("cross_entropy", "shared_everything"),
   ("tokens_and_heads", "bert"),
+  ("sift", "bert"),
   ("electra", "bert"),
 ]
 
