@@ -118,6 +118,9 @@ _MIXTRAL = {"8x7b": (4096, 32, 8, 128, 14336, 32), "8x22b": (6144, 48, 8, 128, 1
 _SWITCH = {f"base_{n}": (768, 12, 64, 3072, 12, n, 2) for n in (8, 16, 32, 64, 128, 256)}
 _SWITCH |= {"large_128": (1024, 16, 64, 4096, 24, 128, 2), "xxl_128": (4096, 64, 64, 10240, 24, 128, 2)}
 _SWITCH |= {"c_2048": (2080, 32, 64, 6144, 15, 2048, 1)}
+# embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each), experts. Zoph et al. 2022, flaxformer's
+# st_moe_32b.gin; with 32 experts T5 1.1 large has the published 4.1 B parameters.
+_ST_MOE = {"large": (*_T5_1_1["large"], 32), "32b": (5120, 64, 128, 20480, 24, 64)}
 # MosaicML 2023, as released; heads fill the width.
 _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
@@ -154,6 +157,7 @@ QWEN2_SIZES = tuple(_QWEN2)
 UL2_SIZES = tuple(_UL2)
 MIXTRAL_SIZES = tuple(_MIXTRAL)
 SWITCH_SIZES = tuple(_SWITCH)
+ST_MOE_SIZES = tuple(_ST_MOE)
 
 
 def _row(table: Mapping[str, Any], size: str) -> Any:
@@ -633,6 +637,17 @@ def switch(size: str) -> dict[str, object]:
   experts = dict(feed_forward="moe", moe_experts=num_experts, moe_every=every, moe_first=every - 1)
   experts |= dict(moe_capacity_factor=1.25, moe_balance_loss=0.01, moe_jitter=0.01)
   return fields | experts | {"mlp_activation": "gated_gelu" if size == "xxl_128" else "relu"}
+
+
+def st_moe(size: str) -> dict[str, object]:
+  """ST-MoE (Zoph et al. 2022): T5 1.1 with experts in every fourth layer, two for each token, and a router z-loss.
+
+  Experts have gates, and no jitter. The dense MLP after the experts and their multiplicative bias are left out.
+  """
+  *row, num_experts = _row(_ST_MOE, size)
+  experts = dict(feed_forward="moe", moe_experts=num_experts, moe_experts_per_token=2, moe_every=4, moe_first=3)
+  experts |= dict(moe_normalize_gates=True, moe_capacity_factor=1.25, moe_balance_loss=0.01, moe_z_loss=0.001)
+  return _t5({size: tuple(row)}, size, vocab_size=32_128) | experts
 
 
 def llama3(size: str) -> dict[str, object]:

@@ -48,6 +48,7 @@ FAMILIES = {
   "unilm": ("base", "large"),
   "longformer": ("base", "large"),
   "switch": (*(f"base_{number}" for number in (8, 16, 32, 64, 128, 256)), "large_128", "xxl_128", "c_2048"),
+  "st_moe": ("large", "32b"),
   "mixtral": ("8x7b", "8x22b"),
   "universal_transformer": ("base", "big", "adaptive_base", "adaptive_big"),
   "mobilebert": ("base", "tiny"),

@@ -123,6 +123,23 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ("afriberta", "large", 126e6),
     # Chung et al. 2021, table 8.
     ("rembert", "base", 995e6),
+    # Fedus et al. 2022, table 9; Jiang et al. 2024, and Mistral AI's announcement of 8x22b.
+    ("switch", "base_128", 7.4e9),
+    ("switch", "large_128", 26.3e9),
+    ("switch", "xxl_128", 395e9),
+    ("switch", "c_2048", 1571e9),
+    ("mixtral", "8x7b", 46.7e9),
+    ("mixtral", "8x22b", 141e9),
+    # Zoph et al. 2022, without the dense MLP of each of 12 layers with experts.
+    ("st_moe", "large", 4.1e9 - 12 * 3 * 1_024 * 2_816),
+    ("st_moe", "32b", 269e9 - 12 * 3 * 5_120 * 20_480),
+    # experiments/glue/mnli.sh in microsoft/DeBERTa, and the model cards of version 3: layers, and 128,100 tokens.
+    ("deberta", "base", 140e6),
+    ("deberta_v2", "xlarge", 900e6),
+    ("deberta_v3", "xsmall", 22e6 + 128_100 * 384),
+    ("deberta_v3", "small", 44e6 + 128_100 * 768),
+    ("deberta_v3", "base", 86e6 + 128_100 * 768),
+    ("deberta_v3", "large", 304e6 + 128_100 * 1_024),
     # Charpentier & Samuel 2024, without each layer's attention gate, a matrix of the model's width squared.
     ("gpt_bert", "small", 30e6 - 12 * 384**2),
     ("gpt_bert", "base", 119e6 - 12 * 768**2),
