@@ -4,8 +4,9 @@
 
 Each token attends to 256 tokens on each side, and the first token to all. Sizes: base 149 M, large 435 M parameters.
 Training continues RoBERTa, as published: its positions are repeated eight times, and global tokens begin with the
-projections of all tokens. 65,000 steps of 64 sequences; the authors' long documents are replaced by C4. For questions
-set --config.model.global_tokens=question, so that all tokens of the question are global.
+projections of all tokens. 65,000 steps of 64 sequences; the authors' long documents are replaced by C4, and their decay
+by the third power of the remaining steps by a linear one. For questions set --config.model.global_tokens=question, so
+that all tokens of the question are global.
 """
 
 from ml_collections import ConfigDict

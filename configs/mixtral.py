@@ -2,8 +2,9 @@
 
   t2t train --config mixtral_8x7b --workdir gs://BUCKET/mixtral_8x7b --config.mesh.expert=8
 
-Sizes: 8x7b 46.7 B parameters, 12.9 B active, 8x22b 140.6 B, 39.2 B active. 4,096 tokens per sequence. The data and the
-schedule of the pre-training are not published: these are Llama 2's.
+Sizes: 8x7b 46.7 B parameters, 12.9 B active, 8x22b 140.6 B, 39.2 B active. The published models were trained on 32,768
+tokens per sequence; --config.data.targets_length=32768 sets this length. The data and the schedule of the pre-training
+are not published: these are Llama 2's, with 4,096 tokens per sequence.
 """
 
 from ml_collections import ConfigDict

@@ -3,8 +3,8 @@
   t2t train --config switch_base_128 --workdir gs://BUCKET/switch_base_128 --config.mesh.expert=16
 
 Sizes: base_8 to base_256 0.6 to 14.7 B parameters, large_128 26.3 B, xxl_128 395 B, c_2048 1.57 T (experts in every
-layer). 2**20 tokens per step and the pre-training on C4 as published (section 2.3). Tokens beyond 1.25 times the mean
-of an expert are dropped.
+layer). 550,000 steps of 2**20 tokens of C4, as published (section 4.1). Tokens beyond 1.25 times the mean of an expert
+are dropped.
 """
 
 from ml_collections import ConfigDict

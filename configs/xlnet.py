@@ -3,8 +3,9 @@
   t2t train --config xlnet_base --workdir gs://BUCKET/xlnet --config.data.vocabulary=gs://BUCKET/spiece.model
 
 Sizes: base 117 M, large 360 M parameters. As published for large: 500,000 steps of 8,192 sequences of 512 tokens, of
-which 85 are predicted, and a memory of 384 positions (appendix A.5 and the released command). Rows overlap by 256
-tokens, whose states are reused. Half of the authors' rows run from right to left, and their rows have two segments.
+which 85 are predicted, and a memory of 384 positions (table 7 and the released command). Rows overlap by 256 tokens,
+whose states are reused. The authors' rows have two segments. Half of these rows hold the text in reverse order, with
+negated distances, so that the memory is of the text after a row (bi_data). Here all rows run from left to right.
 Published for large: MNLI 89.8, SQuAD 2.0 exact match 86.12.
 """
 
@@ -40,4 +41,5 @@ def get_config(size: str = "base") -> ConfigDict:
   config.optimizer.scale_by_parameter = False
   config.optimizer.weight_decay = 0.01
   config.optimizer.epsilon = 1e-6
+  config.optimizer.clip_norm = 1.0
   return config
