@@ -6,6 +6,7 @@ columns: mesh axes of activations (`shard`) and of parameters (`param_shardings`
 
 from collections.abc import Callable, Mapping, Sequence
 import contextvars
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -401,22 +402,61 @@ def _shards(axis: str, used: Mapping[str, int]) -> int:
   return math.prod(used.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
 
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+  """Logical axes of an argument of `per_device` that is split like a parameter; see `gather_parts`."""
+
+  axes: tuple[str, ...]
+
+
 def per_device(
-  function: Callable[..., jax.Array], in_axes: tuple[tuple[str | None, ...], ...], out_axes: tuple[str | None, ...]
-) -> Callable[..., jax.Array]:
+  function: Callable[..., Any],
+  in_axes: tuple[tuple[str | None, ...] | Parameter, ...],
+  out_axes: tuple[str | None, ...],
+) -> Callable[..., Any]:
   """Runs `function` on each device's part of the activations, for code that the compiler cannot split (kernels).
 
   Args:
     function: takes positional arrays (or None), each a device's part, and returns a device's part.
     in_axes: logical axes of each argument; the mesh must divide these dimensions (see `num_shards`).
-    out_axes: logical axes of the result.
+    out_axes: logical axes of the result, or of all results.
   """
   used = _free()
   if not used:
     return function
-  in_specs, out_specs = tuple(_spec(axes, 0, used=used) for axes in in_axes), _spec(out_axes, 0, used=used)
+  in_specs = tuple(
+    _spec(axes.axes, 1, used=used) if isinstance(axes, Parameter) else _spec(axes, 0, used=used) for axes in in_axes
+  )
+  out_specs = _spec(out_axes, 0, used=used)
   # Without check_vma, because the kernels do not declare the mesh axes along which their results vary.
   return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def parameter_parts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+  """Returns the mesh axes along which only parameters are split, for each dimension with these logical axes.
+
+  Derivatives are traced when `by_copy` and `by_stage` are over, so call this in the forward pass.
+  """
+  used = _free()
+  names = lambda entry: (entry,) if isinstance(entry, str) else entry or ()
+  whole, split = (_spec(axes, column, used=used) for column in (0, 1))
+  return tuple(
+    tuple(name for name in names(own) if name not in names(shared)) for own, shared in zip(split, whole, strict=True)
+  )
+
+
+def gather_parts(x: jax.Array, parts: tuple[tuple[str, ...], ...]) -> jax.Array:
+  """Gathers a `Parameter` of `per_device` over the axes of `parameter_parts`."""
+  for dimension, names in enumerate(parts):
+    x = jax.lax.all_gather(x, names, axis=dimension, tiled=True) if names else x
+  return x
+
+
+def scatter_parts(x: jax.Array, parts: tuple[tuple[str, ...], ...]) -> jax.Array:
+  """Sums gradients over the devices and returns the device's part; the transpose of `gather_parts`."""
+  for dimension, names in enumerate(parts):
+    x = jax.lax.psum_scatter(x, names, scatter_dimension=dimension, tiled=True) if names else x
+  return x
 
 
 def num_copies() -> int:

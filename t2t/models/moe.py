@@ -12,13 +12,15 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.models import layers
+from t2t.models import grouped_product, layers, quantized_matmul
 from t2t.models.auxiliary import Auxiliary, Hidden, Term
 from t2t.models.config import TransformerConfig
 from t2t.models.feed_forward import FeedForward, Mlp
 
 _EXPERT_AXES = {"gate": ("experts", "embed", "mlp"), "up": ("experts", "embed", "mlp")}
 _EXPERT_AXES["down"] = ("experts", "mlp", "embed")
+# Choices that are counted by one triangular matrix, see `_ranks`.
+_BLOCK = 128
 
 
 class Moe(FeedForward):
@@ -51,7 +53,9 @@ class Moe(FeedForward):
     jitter_key, mlp_key = layers.split_key(dropout_key, 2)
     logits = self._router_logits(x, jitter_key)
     probabilities = jax.nn.softmax(logits, axis=-1)
-    gates, choice = jax.lax.top_k(probabilities, config.moe_experts_per_token)  # [batch, length, choices]
+    _, choice = jax.lax.top_k(jax.lax.stop_gradient(probabilities), config.moe_experts_per_token)
+    # The gradient of `top_k` would add scalars to their places one by one.
+    gates = jnp.einsum("ble,blke->blk", probabilities, jax.nn.one_hot(choice, config.moe_experts), precision="highest")
     if config.moe_normalize_gates:
       gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
     # The id after the last expert is no expert.
@@ -75,9 +79,9 @@ class Moe(FeedForward):
     with jax.default_matmul_precision("highest"):
       return layers.dense(x, self.router)
 
-  def _weights(self, dtype: jnp.dtype) -> dict[str, jax.Array]:
+  def _weights(self) -> dict[str, jax.Array]:
     weights = {"gate": self.gate, "up": self.up, "down": self.down}
-    return {name: weight[...].astype(dtype) for name, weight in weights.items() if weight is not None}
+    return {name: weight[...] for name, weight in weights.items() if weight is not None}
 
   def _in_slots(
     self, x: jax.Array, routed: jax.Array, gates: jax.Array, keep: jax.Array | None, capacity: int
@@ -90,20 +94,22 @@ class Moe(FeedForward):
     num_slots = config.moe_experts * capacity
     # Each device sorts and copies its own rows; the compiler would partition these gathers badly.
     per_row = lambda function, *in_axes: _on_rows(function, batch, in_axes)
-    vectors, matrices = ("batch", None), ("batch", None, None)
     assign = functools.partial(_slots_of, num_experts=config.moe_experts, capacity=capacity)
+    fill = functools.partial(_fill_slots, num_slots=num_slots)
+    matrices = ("batch", None, None)
     slot = per_row(assign, matrices)(routed)
-    rows = per_row(functools.partial(_fill_slots, num_slots=num_slots), matrices, vectors)(x, slot)
+    rows, scale = per_row(fill, matrices, matrices, matrices)(x, gates, slot)
     rows = rows.reshape(batch, config.moe_experts, capacity, embed)
+    scale = scale.reshape(batch, config.moe_experts, capacity, 1)
+    scale = scale if keep is None else scale * keep[:, None, None]
 
     to_experts = lambda rows: sharding.shard(rows, "expert_rows", "experts", None, "embed")
-    weights = {name: sharding.gather(w, _EXPERT_AXES[name]) for name, w in self._weights(x.dtype).items()}
-    scale = None if keep is None else keep[:, None, None]
+    weights = {name: sharding.gather(w.astype(x.dtype), _EXPERT_AXES[name]) for name, w in self._weights().items()}
     product = lambda rows, name: jnp.einsum("becx,exy->becy", rows, weights[name])
     y = _mlp(config, to_experts(rows), product, scale, ("expert_rows", "experts", None, "mlp"))
     y = sharding.shard(to_experts(y), "batch", None, None, "embed").reshape(batch, num_slots, embed)
-    y = per_row(_read_slots, matrices, vectors, matrices)(y, slot, gates)
-    return y, (slot < num_slots).reshape(routed.shape)
+    y = per_row(_read_slots, matrices, matrices)(y, slot)
+    return y, jnp.swapaxes(slot < num_slots, 1, 2)
 
   def _dropless(self, x: jax.Array, routed: jax.Array, gates: jax.Array, keep: jax.Array | None) -> jax.Array:
     """Runs tokens sorted by expert through one grouped product per matrix, on each device for the device's experts.
@@ -111,7 +117,7 @@ class Moe(FeedForward):
     Devices of the expert axis gather each other's tokens, and reduce-scatter the outputs.
     """
     run = functools.partial(_sorted_by_expert, self.config)
-    weights = self._weights(x.dtype)
+    weights = self._weights()
     if x.shape[0] % sharding.num_shards("batch") or x.shape[1] % sharding.num_shards("length"):
       return run(x, routed, gates, keep, weights, alone=True)  # a few rows in evaluation
     of_tokens = ("batch", "length", None)
@@ -121,7 +127,7 @@ class Moe(FeedForward):
       mask = None if keep is None else rest[-1]
       return run(x, routed, gates, mask, dict(zip(names, rest, strict=False)))
 
-    in_axes = (of_tokens, of_tokens, of_tokens, *(_EXPERT_AXES[name] for name in names))
+    in_axes = (of_tokens, of_tokens, of_tokens, *(sharding.Parameter(_EXPERT_AXES[name]) for name in names))
     arguments = (x, routed, gates, *weights.values())
     if keep is not None:
       in_axes, arguments = (*in_axes, ("batch", "mlp")), (*arguments, keep)
@@ -244,7 +250,7 @@ def _mlp(
   config: TransformerConfig,
   rows: jax.Array,
   product: Callable[[jax.Array, str], jax.Array],
-  scale: jax.Array | None,
+  scale: jax.Array,
   axes: tuple[str | None, ...] | None = None,
 ) -> jax.Array:
   """Computes the MLP of `feed_forward.Mlp` with a product of each row with the matrix of the row's expert.
@@ -253,7 +259,8 @@ def _mlp(
     config: shape of the model.
     rows: [..., embed].
     product: (rows, name of a matrix) -> rows.
-    scale: dropout mask of the hidden features.
+    scale: factors of the hidden features: the row's gate, times a dropout mask. The backward pass then needs no
+      outputs, unlike with gates of the outputs.
     axes: logical axes of the hidden features; None: not sharded.
   """
   hidden = checkpoint_name(product(rows, "up"), "mlp_up")
@@ -263,7 +270,7 @@ def _mlp(
   else:
     hidden = layers.activate(config.mlp_activation, hidden)
   hidden = hidden if axes is None else sharding.shard(hidden, *axes)
-  hidden = hidden if scale is None else hidden * scale
+  hidden = (hidden * scale).astype(rows.dtype)
   return checkpoint_name(product(hidden, "down"), "mlp_out")
 
 
@@ -282,7 +289,7 @@ def _sorted_by_expert(
   Args:
     config: shape of the model.
     x, routed, gates, keep: tokens of the device; `routed` is the number of experts for padding.
-    weights: matrices of the device's experts.
+    weights: the device's parts of the matrices of the device's experts.
     alone: whether the arguments are whole arrays instead of a device's part.
   """
   first = 0
@@ -292,23 +299,26 @@ def _sorted_by_expert(
     keep = None if keep is None else sharding.all_gather(keep, "experts")
   num_experts, num_choices, (batch, length, embed) = weights["up"].shape[0], routed.shape[-1], x.shape
   expert = routed.reshape(-1) - first
-  # Tokens of no expert, or of another device's, follow all others.
+  # Tokens of no expert, or of another device's, have no slot.
   expert = jnp.where((expert >= 0) & (expert < num_experts), expert, num_experts)
-  order = jnp.argsort(expert, stable=True)
-  ends = jnp.searchsorted(expert[order], jnp.arange(1, num_experts + 1))
-  sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
-  is_here = (jnp.arange(order.size) < ends[-1])[:, None]
-  rows = jnp.where(is_here, x.reshape(-1, embed)[order // num_choices], 0)
-  scale = None if keep is None else keep[order // (num_choices * length)]
-  y = _mlp(config, rows, lambda rows, name: jax.lax.ragged_dot(rows, weights[name], sizes), scale)
-  y = jnp.where(is_here, y, 0)[jnp.argsort(order)].reshape(batch, length, num_choices, embed)
-  y = _combined(y, gates)
+  rank, sizes = _ranks(expert, num_experts)
+  ends = jnp.cumsum(sizes)
+  starts = jnp.append(ends - sizes, 0)
+  num_slots = expert.size if alone else grouped_product.num_rows(expert.size)
+  slot = jnp.where(expert < num_experts, starts[expert] + rank, num_slots).reshape(-1, num_choices).T
+  choice = _choice_of_slot(slot, num_slots)
+  rows = _to_slots(x.reshape(-1, embed), slot, choice)
+  scale = _in_slot_order(gates.reshape(-1, num_choices).T, slot, choice)[:, None]
+  scale = scale if keep is None else scale * keep[choice % (batch * length) // length]
+
+  summed_in = quantized_matmul.summed_in(config.gradient_dtype, x.dtype.name)
+
+  def product(rows: jax.Array, name: str) -> jax.Array:
+    parts = None if alone else sharding.parameter_parts(_EXPERT_AXES[name])
+    return grouped_product.product(rows, weights[name], sizes, parts, summed_in, sharding.platform())
+
+  y = _from_slots(_mlp(config, rows, product, scale), slot, choice).reshape(batch, length, embed)
   return y if alone else sharding.all_sum(sharding.reduce_scatter(y, "experts"), "mlp")
-
-
-def _combined(y: jax.Array, gates: jax.Array) -> jax.Array:
-  """Returns the sum over choices, [batch, length, choices, embed], weighted by the gates, in the dtype of `y`."""
-  return jnp.einsum("blkd,blk->bld", y, gates, preferred_element_type=jnp.float32).astype(y.dtype)
 
 
 def _on_rows(function: Callable[..., jax.Array], batch: int, in_axes: tuple[tuple[str | None, ...], ...]) -> Callable:
@@ -319,36 +329,103 @@ def _on_rows(function: Callable[..., jax.Array], batch: int, in_axes: tuple[tupl
 
 
 def _slots_of(routed: jax.Array, *, num_experts: int, capacity: int) -> jax.Array:
-  """Returns the slot of each choice, int [batch, choices], expert * capacity + rank; the number of slots for none."""
-  flat = routed.reshape(routed.shape[0], -1)
-  rank = _rank_in_expert(flat, num_experts)
-  return jnp.where((rank < capacity) & (flat < num_experts), flat * capacity + rank, num_experts * capacity)
+  """Returns the slot of each choice, int [batch, choices, length], expert * capacity + rank; the number for none."""
+
+  def of_row(routed):
+    expert = routed.reshape(-1)
+    rank, _ = _ranks(expert, num_experts)
+    has_slot = (rank < capacity) & (expert < num_experts)
+    return jnp.where(has_slot, expert * capacity + rank, num_experts * capacity).reshape(routed.shape).T
+
+  return jax.vmap(of_row)(routed)
 
 
-def _fill_slots(x: jax.Array, slot: jax.Array, *, num_slots: int) -> jax.Array:
-  """Returns the token of each slot, [batch, slots, embed]; zeros in empty slots."""
-  length, num_choices = x.shape[1], slot.shape[1] // x.shape[1]
-  tokens = jnp.arange(slot.shape[1]) // num_choices
+def _fill_slots(x: jax.Array, gates: jax.Array, slot: jax.Array, *, num_slots: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the token and the gate of each slot, [batch, slots, embed] and [batch, slots]; zeros in empty slots."""
 
-  def fill_row(x, slot):
-    index = jnp.full(num_slots, length).at[slot].set(tokens, mode="drop")
-    return x.at[index].get(mode="fill", fill_value=0)
+  def of_row(x, gates, slot):
+    choice = _choice_of_slot(slot, num_slots)
+    return _to_slots(x, slot, choice), _in_slot_order(gates.T, slot, choice)
 
-  return jax.vmap(fill_row)(x, slot)
+  return jax.vmap(of_row)(x, gates, slot)
 
 
-def _read_slots(y: jax.Array, slot: jax.Array, gates: jax.Array) -> jax.Array:
-  """Returns each token's sum over slots, [batch, length, embed], weighted by the gates."""
-  y = jax.vmap(lambda y, slot: y.at[slot].get(mode="fill", fill_value=0))(y, slot)
-  return _combined(y.reshape(*gates.shape, y.shape[-1]), gates)
+def _read_slots(y: jax.Array, slot: jax.Array) -> jax.Array:
+  """Returns the sum of each token's slots, [batch, length, embed]."""
+  return jax.vmap(lambda y, slot: _from_slots(y, slot, _choice_of_slot(slot, y.shape[0])))(y, slot)
 
 
-def _rank_in_expert(expert: jax.Array, num_experts: int) -> jax.Array:
-  """Returns how many earlier choices of each row have the same expert, int [batch, choices]; linear memory."""
+def _ranks(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
+  """Returns how many earlier choices have the same expert, int [choices], and the choices of each expert.
 
-  def of_row(expert):
-    order = jnp.argsort(expert, stable=True)
-    starts = jnp.searchsorted(expert[order], jnp.arange(num_experts + 1))
-    return (jnp.arange(expert.size) - starts[expert[order]])[jnp.argsort(order)]
+  Triangular matrices count within blocks: TPUs sort slowly, and libtpu compiles a sort slowly. Counts are exact,
+  because a block's are small and the others are integers.
 
-  return jax.vmap(of_row)(expert)
+  Args:
+    expert: int [choices]; the number of experts for none, with an arbitrary rank.
+    num_experts: number of experts.
+  """
+  padded = jnp.pad(expert, (0, -expert.size % _BLOCK), constant_values=num_experts).reshape(-1, _BLOCK)
+  chosen = jax.nn.one_hot(padded, num_experts, dtype=jnp.float32)  # zeros for no expert
+  within = jnp.einsum("ij,bje->bie", jnp.tri(_BLOCK, k=-1, dtype=jnp.float32), chosen).astype(jnp.int32)
+  chosen = chosen.astype(jnp.int32)
+  totals = jnp.cumsum(jnp.sum(chosen, axis=1), axis=0)
+  before = jnp.pad(totals[:-1], ((1, 0), (0, 0)))
+  rank = jnp.sum((within + before[:, None]) * chosen, axis=-1).reshape(-1)[: expert.size]
+  return rank, totals[-1]
+
+
+def _choice_of_slot(slot: jax.Array, num_slots: int) -> jax.Array:
+  """Returns the choice in each slot, int [slots]; the number of choices for empty slots."""
+  slot = slot.reshape(-1)
+  return jnp.full(num_slots, slot.size).at[slot].set(jnp.arange(slot.size), mode="drop", unique_indices=True)
+
+
+def _rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
+  return x.at[index].get(mode="fill", fill_value=0)
+
+
+# Copies to slots and back. Each backward pass is the other copy: JAX's transposes would add rows one by one, in loops
+# that libtpu compiles for half a minute each.
+
+
+@jax.custom_vjp
+def _to_slots(x: jax.Array, slot: jax.Array, choice: jax.Array) -> jax.Array:
+  """Copies tokens, [tokens, embed], to their slots, [slots, embed]; empty slots are zero.
+
+  Args:
+    x: tokens.
+    slot: slots of each token, int [choices, tokens]; the number of slots for none.
+    choice: choice in each slot, see `_choice_of_slot`.
+  """
+  return _rows_at(x, jnp.where(choice < slot.size, choice % x.shape[0], x.shape[0]))
+
+
+@jax.custom_vjp
+def _from_slots(y: jax.Array, slot: jax.Array, choice: jax.Array) -> jax.Array:
+  """Sums the slots of each token, [slots, embed] -> [tokens, embed]; see `_to_slots`."""
+  del choice
+  # Rows of one list: libtpu compiles a copy of pairs of rows three times as long.
+  rows = _rows_at(y, slot.reshape(-1)).reshape(*slot.shape, y.shape[-1])
+  return jnp.sum(rows, axis=0, dtype=jnp.float32).astype(y.dtype)
+
+
+@jax.custom_vjp
+def _in_slot_order(values: jax.Array, slot: jax.Array, choice: jax.Array) -> jax.Array:
+  """Copies values of choices, [choices, tokens], to their slots, [slots]; see `_to_slots`."""
+  del slot
+  return _rows_at(values.reshape(-1), choice)
+
+
+_to_slots.defvjp(
+  lambda x, slot, choice: (_to_slots(x, slot, choice), (slot, choice)),
+  lambda places, cotangent: (_from_slots(cotangent, *places), None, None),
+)
+_from_slots.defvjp(
+  lambda y, slot, choice: (_from_slots(y, slot, choice), (slot, choice)),
+  lambda places, cotangent: (_to_slots(cotangent, *places), None, None),
+)
+_in_slot_order.defvjp(
+  lambda values, slot, choice: (_in_slot_order(values, slot, choice), slot),
+  lambda slot, cotangent: (_rows_at(cotangent, slot), None, None),
+)

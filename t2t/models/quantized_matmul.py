@@ -28,7 +28,7 @@ _EIGHT_BITS = {"int8": (jnp.int8, jnp.int8), "fp8": (jnp.float8_e4m3fn, jnp.floa
 _MOST_IN_BFLOAT16 = 32
 
 
-def _summed_in(gradient_dtype: str, dtype: str) -> str:
+def summed_in(gradient_dtype: str, dtype: str) -> str:
   """Returns the dtype in which devices sum a kernel gradient of products in `dtype`; see `TransformerConfig`."""
   return gradient_dtype or ("float32" if sharding.num_shards("tokens") > _MOST_IN_BFLOAT16 else dtype)
 
@@ -48,12 +48,12 @@ def product(
     gradient_dtype, quantization: see `TransformerConfig`.
     axes: logical names of the kernel's axes; None: not sharded.
   """
-  summed_in = _summed_in(gradient_dtype, x.dtype.name)
+  sum_dtype = summed_in(gradient_dtype, x.dtype.name)
   # The forward product sums over the first axis, the backward product over the second.
   kinds = tuple("" if axis and sharding.num_shards(axis) > 1 else quantization for axis in axes)
-  if not any(kinds) and summed_in == x.dtype.name:
+  if not any(kinds) and sum_dtype == x.dtype.name:
     return _plain(x, kernel)
-  return _product(x, kernel, summed_in, kinds)
+  return _product(x, kernel, sum_dtype, kinds)
 
 
 def _plain(x: jax.Array, kernel: jax.Array) -> jax.Array:

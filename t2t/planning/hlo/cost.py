@@ -47,7 +47,7 @@ class Operation:
   overlaps: runs beside others (an asynchronous copy), so that it takes bandwidth but no separate time.
   host_bytes: bytes moved between the device and its host.
   busy_flops: `flops` plus idle capacity of matrix units for narrow matrices; for kernels `flops`.
-  is_kernel: a custom kernel, of which only its own annotations are known.
+  is_kernel: an attention kernel, of which only its own annotations are known.
   pace: speed of its products relative to bfloat16, for its dtype.
   """
 
@@ -243,6 +243,7 @@ class _Counter:
     if flops or moved or host:
       overlaps = overlaps or instruction.opcode in _BESIDE or host > 0
       is_kernel = instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES)
+      is_kernel = is_kernel and not hlo_flops.is_grouped(instruction)
       pace = flops / paced if paced else 1.0
       for index in moving:
         self._moved_by[index].append(len(self._operations))
@@ -314,7 +315,7 @@ class _Counter:
     elif opcode == "convolution":
       flops, busy = hlo_flops.convolution(computation, instruction)
     elif opcode == "custom-call":
-      flops = busy = self._kernel_flops(computation, instruction)
+      flops, busy = self._kernel_flops(computation, instruction)
     else:
       return np.zeros(3)
     return np.array([flops, busy, flops / self._pace(computation, instruction)])
@@ -334,7 +335,15 @@ class _Counter:
       self._flops_of[name] = sum((self._flops(computation, instruction) for instruction in computation), np.zeros(3))
     return self._flops_of[name]
 
-  def _kernel_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+  def _kernel_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[float, float]:
+    """Returns the FLOPs of a custom call, and FLOPs including idle parts of matrix units."""
+    if hlo_flops.is_grouped(instruction):
+      operands = computation.operand_arrays(instruction)
+      return hlo_flops.grouped(instruction, operands, devices=self._mesh_shape.get("expert", 1))
+    flops = self._attention_flops(computation, instruction)
+    return flops, flops
+
+  def _attention_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
     noted = re.search(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)', instruction.attributes)
     if noted:
       return float(noted[1])

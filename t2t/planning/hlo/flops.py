@@ -86,6 +86,31 @@ def gemm(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) 
   return 2.0 * instruction.arrays[0].elements * math.prod(operands[0][0].dims[i] for i in dims)
 
 
+def is_grouped(instruction: hlo.Instruction) -> bool:
+  """Returns True for a kernel of `models.kernels.grouped_matmul`."""
+  return instruction.target == "tpu_custom_call" and re.search(r"(^|_)t?gmm(_|\.|$)", instruction.name) is not None
+
+
+def grouped(
+  instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]], *, devices: int
+) -> tuple[float, float]:
+  """Returns the FLOPs of a grouped product, and FLOPs including tiles that two groups compute.
+
+  Args:
+    instruction: the kernel.
+    operands: tables of the groups (starts, then the group of each tile), and the two operands.
+    devices: devices with different groups; each has rows for all tokens, of which groups of equal size fill a part.
+  """
+  noted = re.search(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)', instruction.attributes)
+  tables = [
+    arrays[0].elements for arrays in operands if arrays and arrays[0].dtype == "s32" and len(arrays[0].dims) == 1
+  ]
+  num_groups, entries = tables[0] - 1, max(tables[1:])
+  tiles = (entries - num_groups + 1) / devices
+  flops = float(noted[1]) / devices
+  return flops, flops * (tiles + num_groups - 1) / tiles
+
+
 # Matmuls per block: scores and weighted values; in the backward pass scores, the gradient of the probabilities, and
 # that of the queries (dq), or of keys and values (dkv). The fused kernel (all) returns all three, with query gradients
 # in parts along an additional axis.
