@@ -215,10 +215,12 @@ def _with_sum(model: TransformerConfig, tensors: dict[str, Tensor]) -> tuple[Tra
   """Replaces the token embedding and its difference by their sum; other models are unchanged."""
   if not model.embedding_difference:
     return model, tensors
-  table, difference = tensors["embed/table"], tensors["embed/difference"]
-  total = Tensor(table.shape, np.dtype(np.float32), (lambda: table.read() + difference.read(),))
-  others = {path: tensor for path, tensor in tensors.items() if path != "embed/difference"}
-  return dataclasses.replace(model, embedding_difference=False), others | {"embed/table": total}
+  totals = dict(tensors)
+  for path in [path for path in tensors if path.endswith("embed/difference")]:
+    difference, name = totals.pop(path), f"{path.removesuffix('difference')}table"
+    read = lambda table=tensors[name], difference=difference: table.read() + difference.read()
+    totals[name] = Tensor(difference.shape, np.dtype(np.float32), (read,))
+  return dataclasses.replace(model, embedding_difference=False), totals
 
 
 def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:

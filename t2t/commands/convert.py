@@ -161,11 +161,16 @@ def _report(foreign: lazy_tensors.Foreign, job: ConversionJob, notes: list[str])
   """Yields the lines of the final report."""
   model, out = foreign.model, gcs.absolute(job.out)
   parameters = sum(math.prod(tensor.shape) for tensor in foreign.tensors.values())
-  layers = " + ".join(str(number) for number in (model.num_encoder_layers, model.num_decoder_layers) if number)
+  of_stacks = lambda values: " + ".join(f"{number:,}" for number in values if number)
+  layers = of_stacks((model.num_encoder_layers, model.num_decoder_layers))
+  widths, heads = (
+    of_stacks(dict.fromkeys(getattr(model.of_stack(side), name) for side in model.kind.sides))
+    for name in ("embed_dim", "num_heads")
+  )
   written = sum((folder / name).stat().length for folder, _, names in out.walk() for name in names)
   yield f"from          {foreign.path}, {KINDS[job.kind]}"
   yield f"to            {out}, {KINDS[job.target]}"
-  yield f"architecture  {model.architecture}, {layers} layers of width {model.embed_dim:,}, {model.num_heads} heads"
+  yield f"architecture  {model.architecture}, {layers} layers of width {widths}, {heads} heads"
   yield f"parameters    {parameters:,}, {'float32' if job.target == 't2t' else job.dtype}"
   yield f"size          {amounts.nbytes(written)}"
   for note in notes:

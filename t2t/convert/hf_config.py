@@ -8,7 +8,7 @@ from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
 from t2t.convert import hf_heads, hf_mappings
 from t2t.convert.hf_mappings import Family, Settings
-from t2t.models.config import TransformerConfig
+from t2t.models.config import ENCODER_FIELDS, TransformerConfig
 from t2t.runtime.lazy_table import LazyTable
 
 # model_type in config.json -> its family
@@ -42,6 +42,7 @@ FAMILIES: LazyTable[Family] = LazyTable(
     "gemma": "t2t.convert.gemma:GEMMA",
     "gemma2": "t2t.convert.gemma:GEMMA2",
     "gemma3_text": "t2t.convert.gemma:GEMMA3",
+    "t5gemma": "t2t.convert.t5gemma:T5GEMMA",
   }
 )
 
@@ -58,10 +59,6 @@ _NOT_READ = {
   "gemma3": (
     "the model includes an image model, but t2t reads only text models. Give a Gemma3ForCausalLM with "
     "model_type=gemma3_text."
-  ),
-  "t5gemma": (
-    "t2t does not support T5Gemma. The encoder and the decoder of T5Gemma have separate widths, layers, windows and "
-    "soft-caps, but t2t's stacks have the same. The window of the encoder is one position wider to the right."
   ),
   "t5gemma2": "t2t does not support T5Gemma 2, which has an image model, and merges self-attention and cross-attention",
   "mbart": "t2t does not support mBART, which combines norms before the branches with a norm of the embeddings",
@@ -211,6 +208,9 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   ):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
+  encoder = model.of_stack("encoder")
+  fields |= {name: getattr(encoder, name.removeprefix("encoder_")) for name in ENCODER_FIELDS}
+  fields["encoder_num_kv_heads"] = encoder.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled
   if model.positions not in ("relative", "disentangled"):
     fields["relative_position_buckets"] = 0
@@ -230,7 +230,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     fields |= {name: None for name in fields if name.startswith("rotary_")}
   # Two fields describe the global layers in several equivalent ways.
   every, first = model.global_attention_every, model.global_attention_first
-  layers = range(model.num_encoder_layers + model.num_decoder_layers)
+  layers = range(max(model.num_encoder_layers, model.num_decoder_layers))
   sees_all = [i for i in layers if every and i % every == first]
   fields["global_attention_every"] = sees_all if model.attention_window else []
   del fields["global_attention_first"]

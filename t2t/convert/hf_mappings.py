@@ -92,6 +92,7 @@ class Family:
   shares_head: whether an absent untied head is the unscaled embedding (transformers 5 saves T5 like this).
   transposed: whether matrices are [out, in], as in torch; t2t's are [in, out].
   shapes: name -> shape in transformers, if it splits or adds axes, and whether it is [out, in].
+  sections: keys of config.json with the settings of one stack, each with the special ids.
   square: whether heads * head_dim is the width, so that config.json has no key for head_dim.
   read: converts keys besides `keys` to fields.
   write: converts fields to these keys.
@@ -123,6 +124,7 @@ class Family:
   shapes: Mapping[str, tuple[Callable[[TransformerConfig], tuple[int, ...]], bool]] = dataclasses.field(
     default_factory=dict
   )
+  sections: tuple[str, ...] = ()
   square: bool = False
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[Settings], dict[str, Any]] = lambda fields: {}

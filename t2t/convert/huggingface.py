@@ -101,7 +101,7 @@ class TensorMapping:
 
 # Their rows are ids, positions or buckets in both formats.
 _TABLES = ("embed/table", "embed/positions", "embed/segments", "encoder/position_bias/table")
-_TABLES += ("decoder/position_bias/table", "decoder/embed/positions")
+_TABLES += ("decoder/position_bias/table", "decoder/embed/positions", "encoder/embed/table")
 
 
 def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]:
@@ -660,6 +660,9 @@ def save(
   # The defaults are ids of the published vocabularies, which may be outside this one.
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.is_generative else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
+  for section in family.sections:
+    start = {"bos_token_id": settings.get("decoder_start_token_id", settings["bos_token_id"])}
+    settings[section] = settings[section] | {name: settings[name] for name in _IDS} | start
   if foreign.table:
     settings[DataConfig.EXPORTED_TABLE] = dict(foreign.table)
   width = safetensors.DTYPES[_DTYPES[dtype]].itemsize

@@ -100,7 +100,7 @@ class Embedder:
     pad_id: int,
     batch_size: int,
   ):
-    self._shape = (len(layers), config.embed_dim)
+    self._shape = (len(layers), config.of_stack(config.kind.answers).embed_dim)
     self._batches = row_batches.RowBatches(config, mesh, pad_id=pad_id, batch_size=batch_size)
     self._program = jax.jit(functools.partial(_vectors, graphdef, pool, tuple(layers)))
 
@@ -161,7 +161,7 @@ class Embedding:
       pad_id=max(vocabulary.pad_id, 0),
       batch_size=batch_size,
     )
-    vector_shape = (model.config.embed_dim,)
+    vector_shape = (model.config.of_stack(model.config.kind.answers).embed_dim,)
     self.shape = (len(layers), *vector_shape) if layer == "all" else vector_shape
     self.options = {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
 

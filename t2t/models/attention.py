@@ -148,6 +148,7 @@ class Attention(nnx.Module):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool = False):
     embed, head_dim = config.embed_dim, config.head_dim
+    read = config.of_stack("encoder").embed_dim if cross else embed  # width of the input of keys and values
     joined, kv_joined = config.num_heads * head_dim, config.kv_heads * head_dim
     self.head_dim = head_dim
     self.dropout_rate = config.dropout_rate
@@ -162,14 +163,14 @@ class Attention(nnx.Module):
     # Without scaling, the initializer includes the factor 1/sqrt(head_dim) of the logits.
     query_scale = layers.fan_in_scale(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
-    self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
+    self.key = layers.param(rngs, (read, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, read))
     if cross and config.attention_init_bias:
       # Queries start as scaled keys, so that a normed token attends to itself with this logit on average.
       self_logit = self.scale * head_dim * embed * layers.fan_in_scale(config, embed) ** 2
       keys = self.key[...].reshape(embed, config.kv_heads, head_dim)
       keys = jnp.repeat(keys, config.num_heads // config.kv_heads, axis=1)
       self.query[...] = config.attention_init_bias / self_logit * keys.reshape(embed, joined)
-    self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
+    self.value = layers.param(rngs, (read, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, read))
     self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.residual_scale(config, joined))
     self.query_bias = layers.qkv_bias(config, joined)
     self.key_bias = layers.qkv_bias(config, kv_joined) if config.key_bias else None

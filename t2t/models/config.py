@@ -339,6 +339,13 @@ class TransformerConfig:
   ponder_coefficient: float = 0.01  # factor in the loss of the mean number of steps, with halting_threshold
   #: encoder_decoder: the decoder shares the encoder's layers, except for its cross-attention
   share_stacks: bool = False
+  # Sizes of an encoder that differ from the decoder's; 0: the field without encoder_
+  encoder_embed_dim: int = 0  # encoder_decoder: width of the encoder, with own_encoder_embedding (T5Gemma 9B-2B)
+  encoder_num_heads: int = 0  # encoder_decoder: heads of each attention of the encoder
+  encoder_num_kv_heads: int = 0  # encoder_decoder: key and value heads of the encoder
+  encoder_head_dim: int = 0  # encoder_decoder: head dimension of the encoder
+  encoder_mlp_dim: int = 0  # encoder_decoder: hidden width of the encoder's feed-forward layers
+  encoder_attention_window: int = 0  # encoder_decoder: attention_window of the encoder, if both stacks have one
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
   #: tokens, or trigram (each position reads three neighbouring tokens, MobileBERT)
@@ -350,6 +357,7 @@ class TransformerConfig:
   #: a trained difference, from 0, added to the token embedding, which then has no other gradient from this input: in
   #: ELECTRA only the generator trains the shared embedding (DeBERTa v3)
   embedding_difference: bool = False
+  own_encoder_embedding: bool = False  # encoder_decoder: a separate token embedding of the encoder (T5Gemma)
   own_decoder_positions: bool = False  # separate learned positions and embedding norm of the decoder (BART)
   scale_embedding: bool = False  # multiplication of embedded tokens by sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # rows of the encoder's segment-type embedding (BERT 2)
@@ -396,6 +404,17 @@ class TransformerConfig:
   def kind(self) -> Architecture:
     """Returns the properties of this config's architecture."""
     return ARCHITECTURES[self.architecture]
+
+  def of_stack(self, side: str) -> "TransformerConfig":
+    """Returns the config of one stack, in which the sizes of a different encoder replace the decoder's.
+
+    Args:
+      side: encoder or decoder.
+    """
+    changed = {name.removeprefix("encoder_"): getattr(self, name) for name in ENCODER_FIELDS if getattr(self, name)}
+    if side == "decoder" or not changed:
+      return self
+    return dataclasses.replace(self, **dict.fromkeys(ENCODER_FIELDS, 0), **changed)
 
   @property
   def is_generative(self) -> bool:
@@ -610,6 +629,7 @@ class TransformerConfig:
         f"{exact}, the number of exact distances (half of relative_position_buckets)"
       )
     self._check_layers()
+    self._check_encoder()
     self._check_attention()
     self._check_feed_forward()
     # Config files and config.json contain dicts.
@@ -633,7 +653,8 @@ class TransformerConfig:
     if field.type is float and not is_number:
       raise UserError(f"config.model.{field.name}={str(value)[:40]!r}: must be a number")
     if field.type is int:
-      least, most = 0 if field.name in _MAY_BE_ZERO else 1, _MOST.get(field.name, 2**31 - 1)
+      least = 0 if field.name in (*_MAY_BE_ZERO, *ENCODER_FIELDS) else 1
+      most = _MOST.get(field.name.removeprefix("encoder_"), 2**31 - 1)
       if not is_number or not isinstance(value, numbers.Integral):
         raise UserError(f"config.model.{field.name}={str(value)[:40]!r}: must be a whole number")
       if not least <= int(value) <= most:
@@ -708,6 +729,45 @@ class TransformerConfig:
         f"config.model.positions=learned, not {self.architecture} and {self.positions}"
       )
 
+  def _check_encoder(self) -> None:
+    """Checks the fields of an encoder that differs from the decoder, and the config of this encoder."""
+    changed = [name for name in ENCODER_FIELDS if getattr(self, name)]
+    for name in (*changed, *(["own_encoder_embedding"] if self.own_encoder_embedding else [])):
+      if not self.kind.has_encoder_and_decoder:
+        raise UserError(
+          f"config.model.{name}={getattr(self, name)} needs config.model.architecture=encoder_decoder, not "
+          f"{self.architecture}"
+        )
+    if changed and self.share_stacks:
+      raise UserError(
+        f"config.model.{changed[0]}={getattr(self, changed[0])}: the stacks share their layers, which have one size. "
+        f"Set config.model.{changed[0]}=0 or config.model.share_stacks=False."
+      )
+    if self.own_encoder_embedding and self.own_decoder_positions:
+      raise UserError(
+        "config.model.own_encoder_embedding=True includes separate positions. Set "
+        "config.model.own_decoder_positions=False."
+      )
+    if self.encoder_attention_window and not self.attention_window:
+      raise UserError(
+        f"config.model.encoder_attention_window={self.encoder_attention_window} needs a window of the decoder, but "
+        "config.model.attention_window=0. Set both, or neither."
+      )
+    if self.encoder_embed_dim not in (0, self.embed_dim):
+      needed = {"own_encoder_embedding": True, "attention_init_bias": 0.0}  # the bias copies keys to queries
+      for name, value in needed.items():
+        if getattr(self, name) != value:
+          raise UserError(
+            f"config.model.encoder_embed_dim={self.encoder_embed_dim} and config.model.embed_dim={self.embed_dim} "
+            f"differ, which needs config.model.{name}={value}, not {getattr(self, name)}"
+          )
+    try:
+      self.of_stack("encoder")
+    except UserError as error:
+      raise UserError(
+        f"{error} (in the encoder, with {', '.join(f'config.model.{name}' for name in changed)})"
+      ) from error
+
   def _check_feed_forward(self) -> None:
     """Checks that settings of a feed-forward layer, which begin with the layer's name, have an effect."""
     for field in dataclasses.fields(self):
@@ -756,6 +816,11 @@ class TransformerConfig:
         "config.model.attention_window every layer attends to all positions. Set a window, or "
         "config.model.global_attention_every=0."
       )
+
+
+ENCODER_FIELDS = tuple(
+  field.name for field in dataclasses.fields(TransformerConfig) if field.name.startswith("encoder_")
+)
 
 
 def _head(head: HeadConfig | Mapping) -> HeadConfig:

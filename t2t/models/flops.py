@@ -21,28 +21,41 @@ def model_flops(
     predicted: fraction of the last stack's positions with logits.
   """
   encoder_length, decoder_length = (lengths.get(side, 0) for side in ("encoder", "decoder"))
+  models = {side: config.of_stack(side) for side in ("encoder", "decoder")}
+  layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
   joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
-  queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # with output projection, and values
-  own = config.attention_class
-  block = config.block_class.multiply_adds(config)
-  block += RECURRENCES[config.recurrence_row].multiply_adds(config) if config.recurrence_row else 0
-  # Two streams have queries and feed-forward layers each, and keys in common; keys include those of a memory.
-  streams, memory = 2 if config.two_streams and predicted else 1, config.memory_length
-  stack = lambda num_layers, length: (
-    num_layers * (streams * block * length + keys * ((memory if length else 0) - (streams - 1) * length))
-    + streams * 2 * joined * own.pairs(config, num_layers, length)
+  encoder, decoder = (
+    _stack_multiply_adds(models[side], layers[side], lengths.get(side, 0), predicted=predicted) for side in models
   )
-  encoder, decoder = stack(config.num_encoder_layers, encoder_length), stack(config.num_decoder_layers, decoder_length)
   if encoder_length and decoder_length:
-    cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
-    decoder += config.num_decoder_layers * cross
-  scheme, layers = config.position_scheme, {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-  positions = sum(layers[side] * scheme.multiply_adds(length, batch_size) for side, length in lengths.items() if length)
+    # Queries with the output projection; keys and values of the encoder's width.
+    cross = 2 * config.embed_dim * joined * decoder_length
+    cross += 2 * models["encoder"].embed_dim * kv_joined * encoder_length
+    decoder += config.num_decoder_layers * (cross + 2 * joined * decoder_length * encoder_length)
+  positions = sum(
+    layers[side] * models[side].position_scheme.multiply_adds(length, batch_size)
+    for side, length in lengths.items()
+    if length
+  )
   if config.beside_first:
-    encoder += BESIDE_FIRST[config.beside_first].multiply_adds(config) * encoder_length
+    encoder += BESIDE_FIRST[config.beside_first].multiply_adds(models["encoder"]) * encoder_length
   width = config.logits_width
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   projected = projected if config.vocabulary_head else 0
   logits = projected * predicted * (decoder_length or encoder_length)
-  embedding = EMBEDDINGS[config.embedding].multiply_adds(config) * (encoder_length + decoder_length)
+  embedding = sum(EMBEDDINGS[config.embedding].multiply_adds(models[side]) * lengths.get(side, 0) for side in models)
   return 6.0 * (batch_size * (embedding + encoder + decoder + logits) + positions)
+
+
+def _stack_multiply_adds(config: TransformerConfig, num_layers: int, length: int, *, predicted: float) -> float:
+  """Returns the multiply-adds of the layers of one stack for a row, without cross-attention and positions."""
+  block = config.block_class.multiply_adds(config)
+  block += RECURRENCES[config.recurrence_row].multiply_adds(config) if config.recurrence_row else 0
+  keys = 2 * config.embed_dim * config.kv_heads * config.head_dim  # and values
+  # Two streams have queries and feed-forward layers each, and keys in common; keys include those of a memory.
+  streams, memory = 2 if config.two_streams and predicted else 1, config.memory_length
+  pairs = config.attention_class.pairs(config, num_layers, length)
+  return (
+    num_layers * (streams * block * length + keys * ((memory if length else 0) - (streams - 1) * length))
+    + streams * 2 * config.num_heads * config.head_dim * pairs
+  )

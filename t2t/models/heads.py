@@ -185,5 +185,6 @@ HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = La
 
 
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Dict:
-  """Returns the named heads of a model."""
-  return nnx.Dict({head.name: HEADS[head.kind](config, head, rngs) for head in config.heads})
+  """Returns the named heads of a model; boundary heads read the predicted side, the others the inputs."""
+  side = lambda head: config.kind.predicts if head.kind == "boundary" else config.kind.answers
+  return nnx.Dict({head.name: HEADS[head.kind](config.of_stack(side(head)), head, rngs) for head in config.heads})

@@ -121,6 +121,17 @@ _SWITCH |= {"c_2048": (2080, 32, 64, 6144, 15, 2048, 1)}
 # embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each), experts. Zoph et al. 2022, flaxformer's
 # st_moe_32b.gin; with 32 experts T5 1.1 large has the published 4.1 B parameters.
 _ST_MOE = {"large": (*_T5_1_1["large"], 32), "32b": (5120, 64, 128, 20480, 24, 64)}
+# embed_dim, heads, kv heads, head_dim, mlp_dim, layers of one stack. Zhang et al. 2025, as in google-deepmind/gemma;
+# 2b and 9b are Gemma 2's (Gemma team 2024, table 1), the others T5's sizes and one between large and xl.
+_T5GEMMA = {
+  "s": (512, 8, 8, 64, 1024, 8),
+  "b": (768, 12, 12, 64, 2048, 12),
+  "l": (1024, 16, 16, 64, 2816, 24),
+  "ml": (1152, 4, 4, 256, 6912, 26),
+  "xl": (2048, 32, 32, 64, 5120, 24),
+  "2b": (2304, 8, 4, 256, 9216, 26),
+  "9b": (3584, 16, 8, 256, 14336, 42),
+}
 # MosaicML 2023, as released; heads fill the width.
 _MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
@@ -158,6 +169,7 @@ UL2_SIZES = tuple(_UL2)
 MIXTRAL_SIZES = tuple(_MIXTRAL)
 SWITCH_SIZES = tuple(_SWITCH)
 ST_MOE_SIZES = tuple(_ST_MOE)
+T5GEMMA_SIZES = ("s_s", "b_b", "l_l", "ml_ml", "xl_xl", "2b_2b", "9b_2b", "9b_9b")  # encoder and decoder
 
 
 def _row(table: Mapping[str, Any], size: str) -> Any:
@@ -648,6 +660,24 @@ def st_moe(size: str) -> dict[str, object]:
   experts = dict(feed_forward="moe", moe_experts=num_experts, moe_experts_per_token=2, moe_every=4, moe_first=3)
   experts |= dict(moe_normalize_gates=True, moe_capacity_factor=1.25, moe_balance_loss=0.01, moe_z_loss=0.001)
   return _t5({size: tuple(row)}, size, vocab_size=32_128) | experts
+
+
+def t5gemma(size: str) -> dict[str, object]:
+  """T5Gemma (Zhang et al. 2025): an encoder and a decoder of Gemma 2, each with a separate width and embedding.
+
+  Every other layer has a window, which in both stacks holds 4,095 positions before a query, as in the authors' code.
+  """
+  if size not in T5GEMMA_SIZES:
+    _row(dict.fromkeys(T5GEMMA_SIZES), size)
+  encoder, decoder = (_T5GEMMA[part] for part in size.split("_"))
+  fields = _llama(decoder, vocab_size=256_000, norm_offset=True, branch_norm=True, scale_embedding=True)
+  fields |= dict(architecture="encoder_decoder", num_encoder_layers=encoder[-1], own_encoder_embedding=True)
+  fields |= dict(norm_epsilon=1e-6, mlp_activation="gated_gelu", tied_logits=True)
+  fields |= dict(attention_softcap=50.0, logits_softcap=30.0)
+  fields |= dict(attention_window=4_095, global_attention_every=2, global_attention_first=1)
+  names = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
+  changed = zip(names, encoder[:-1], decoder[:-1], strict=True)
+  return fields | {f"encoder_{name}": value for name, value, other in changed if value != other}
 
 
 def llama3(size: str) -> dict[str, object]:

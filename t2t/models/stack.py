@@ -14,7 +14,7 @@ from t2t import sharding
 from t2t.models import attention, auxiliary, layer_memory, layers, remat, stage_pipeline
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
-from t2t.models.config import BESIDE_FIRST, RECURRENCES, TransformerConfig
+from t2t.models.config import BESIDE_FIRST, EMBEDDINGS, RECURRENCES, TransformerConfig
 from t2t.models.feed_forward import Alternating
 from t2t.models.masks import AttentionMask
 
@@ -313,7 +313,10 @@ class Stack(nnx.Module):
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     row = config.recurrence_row
     self.recurrence: Recurrence | None = RECURRENCES[row](config, rngs, num_layers=num_layers) if row else None
-    self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
+    # Parts of the embedding that the other stack does not have.
+    own_part: Any = layers.DecoderPositions if causal else EMBEDDINGS[config.embedding]
+    has_part = config.own_decoder_positions if causal else config.own_encoder_embedding
+    self.embed: Any = own_part(config, rngs) if has_part else None
     self.prefix: LearnedKeys | None = None  # adapted models: learned keys before a row's own
     self.pals: SmallAttentions | None = None  # adapted models with several tasks
 

@@ -115,6 +115,11 @@ class _Transformer(nnx.Module):
     self.head = heads.VocabularyHead(config, rngs) if config.vocabulary_head else None
     self.heads = heads.build(config, rngs)
 
+  @property
+  def input_embed(self) -> layers.Embed:
+    """Returns the embedding of the side that heads read."""
+    return self.embed
+
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     return self.hidden(batch, dropout_key=dropout_key).x
 
@@ -173,7 +178,7 @@ class _Transformer(nnx.Module):
 
     Targets keep their positions; `_of_text` removes the states of the prompt.
     """
-    ids = self.embed.prompt_ids
+    ids = self.input_embed.prompt_ids
     if not ids.size:
       return batch
     side, size = self.architecture.answers, ids.size
@@ -192,7 +197,7 @@ class _Transformer(nnx.Module):
 
   def _of_text(self, states: jax.Array) -> jax.Array:
     """Removes the prompt's states from [..., length, embed]."""
-    return states[..., self.embed.prompt_ids.size :, :]
+    return states[..., self.input_embed.prompt_ids.size :, :]
 
   def _real(self, batch: Batch, side: str, length: int) -> jax.Array | None:
     """Returns which of `length` positions hold a token, prompt included; None: all, or no layer reads it."""
@@ -273,10 +278,14 @@ class EncoderDecoder(_Transformer):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
-    self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
+    self.encoder = Stack(config.of_stack("encoder"), rngs, num_layers=config.num_encoder_layers, causal=False)
     self.decoder = Stack(
       config, rngs, num_layers=config.num_decoder_layers, causal=True, cross=True, only_cross=config.share_stacks
     )
+
+  @property
+  def input_embed(self) -> layers.Embed:
+    return self.embed if self.encoder.embed is None else self.encoder.embed
 
   def _body(self) -> Layer | None:
     return self.encoder.own_layers if self.config.share_stacks else None
@@ -294,7 +303,7 @@ class EncoderDecoder(_Transformer):
   def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """Returns the encoder's output at all its positions, prompt included, and the other outputs of `Stack`."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
-    x = self.embed(
+    x = self.input_embed(
       tokens,
       positions=self._places(self.encoder, tokens, positions),
       segments=self._types(batch),

@@ -204,7 +204,8 @@ def predicted(executed: hlo_cost.HloProgram, config: Config, mesh: jax.sharding.
   if chip is None or peak is None:
     return None
   share = kernel_cycles.share(config, kind, attention_kernels(config, mesh))
-  return roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim, kernel_share=share)
+  head_dim = min(config.model.of_stack(side).head_dim for side in config.model.kind.sides)
+  return roofline.times(executed, chip, peak, mesh, head_dim=head_dim, kernel_share=share)
 
 
 def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:

@@ -126,10 +126,11 @@ def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
   sizes = sharding.mesh_sizes({**config.mesh.sizes, "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
   other_axes = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
   free = num_devices // math.prod(other_axes.values())
-  kv_heads = config.model.num_kv_heads or config.model.num_heads
+  stacks = [config.model.of_stack(side) for side in config.model.kind.sides]
+  heads = math.gcd(*(number for stack in stacks for number in (stack.num_heads, stack.kv_heads)))
   layouts = []
   for tensor in range(1, min(free, _MOST_TENSOR) + 1):
-    if free % tensor or math.gcd(config.model.num_heads, kv_heads) % tensor:
+    if free % tensor or heads % tensor:
       continue
     remaining = free // tensor
     splits = {1, remaining} | {
@@ -194,18 +195,19 @@ class Estimate:
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
     width = 2 if model.dtype == "bfloat16" else 4
-    # Features per position and layer: residual stream; matmul outputs; values between these.
-    residual = model.embed_dim / tensor
-    joined, inner = model.num_heads * model.head_dim, model.block_class.inner_features(model)
-    matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
-    per_token = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
-    per_token[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
     # The host's memory holds all of it except attention outputs.
     is_away = candidate.remat == ATTENTION_ON_HOST
     sides = recipe.positions(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total, working, away = 0.0, 0.0, 0.0
     for side, length in sides.items():
+      model = self._model.of_stack(side)
+      # Features per position and layer: residual stream; matmul outputs; values between these.
+      residual = model.embed_dim / tensor
+      joined, inner = model.num_heads * model.head_dim, model.block_class.inner_features(model)
+      matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
+      per_token = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
+      per_token[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
       # Without a kernel, logits of all pairs.
       scores = model.num_heads / tensor * length * 3 if side in plain else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
@@ -251,9 +253,10 @@ class Estimate:
     fsdp = send("fsdp", gathered * (passes + 1) * candidate.microbatches)
     data = send("data", 2 * params * candidate.microbatches)
     rows = candidate.batch_size / sharding.num_shards("batch", mesh)
-    sums = model.num_encoder_layers * 2 * sides.get("encoder", 0)
-    sums += model.num_decoder_layers * (3 if model.num_encoder_layers else 2) * sides.get("decoder", 0)
-    tensor = send("tensor", 2 * passes * rows * sums * model.embed_dim * 2)
+    sums = model.num_encoder_layers * 2 * sides.get("encoder", 0) * model.of_stack("encoder").embed_dim
+    branches = 3 if model.num_encoder_layers else 2
+    sums += model.num_decoder_layers * branches * sides.get("decoder", 0) * model.embed_dim
+    tensor = send("tensor", 2 * passes * rows * sums * 2)
     to_host = lambda number: 2 * number / (self._chip.host_bandwidth * roofline.BANDWIDTH_SHARE)
     # About this fraction of prefetched gathers and deferred reductions is not hidden.
     step = compute + 0.6 * fsdp + data + tensor + (to_host(optimizer) if candidate.offload_optimizer else 0.0)

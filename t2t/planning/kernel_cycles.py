@@ -53,7 +53,7 @@ def _longest(config: Config) -> tuple[str, int]:
 
 def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: str) -> tuple[int, int]:
   """Returns the largest query and key blocks of a side's self-attention."""
-  model = config.model
+  model = config.model.of_stack(side)
   # Of alternating layers, the slowest: those without a window.
   window = min(model.windows(length))
   if kernel == "splash":
@@ -83,7 +83,8 @@ def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
   """
   side, length = _longest(config)
   kernel = chosen[side].kernel
-  heads = 2 if kernel == "distance" and config.model.head_dim < relative_bias_attention.LANES else 1
+  is_narrow = config.model.of_stack(side).head_dim < relative_bias_attention.LANES
+  heads = 2 if kernel == "distance" and is_narrow else 1
   cycles = CYCLES.get((kernel, heads), {}).get(device_kind)
   if cycles is None:
     return roofline.MATMUL_SHARE
@@ -104,7 +105,7 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
     seconds: seconds of the step's attention kernels.
   """
   side, length = _longest(config)
-  if config.data.pack or any(config.model.windows(length)):
+  if config.data.pack or any(config.model.of_stack(side).windows(length)):
     return {}
 
   bounds = lambda of: _bounds(of, side, length, chosen[side].kernel, device_kind)

@@ -34,7 +34,11 @@ class AttentionMapKey:
 def sizes(config: TransformerConfig, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
   """Returns the numbers of layers and heads of each kind of attention."""
   layers = {"encoder": config.num_encoder_layers}
-  return {kind: {"layers": layers.get(kind, config.num_decoder_layers), "heads": config.num_heads} for kind in kinds}
+  heads = {"encoder": config.of_stack("encoder").num_heads}
+  return {
+    kind: {"layers": layers.get(kind, config.num_decoder_layers), "heads": heads.get(kind, config.num_heads)}
+    for kind in kinds
+  }
 
 
 def place_fields(kind: str, size: Mapping[str, int]) -> tuple[request_schema.Field, ...]:

@@ -41,7 +41,8 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   sizes = sharding.mesh_sizes(shape | {"fsdp": -1}, num_devices)
   most = sizes["fsdp"]
   model = config.model
-  widths = (model.embed_dim, model.embedding_dim, model.output_embedding_dim, model.bottleneck_dim)
+  widths = (model.embed_dim, model.encoder_embed_dim, model.embedding_dim)
+  widths += (model.output_embedding_dim, model.bottleneck_dim)
   widths = [width for width in widths if width]
   # These axes shard parameters as well; stages shard layers, and other parameters along the same dimension as fsdp.
   also = sizes.get("sequence", 1) * sizes.get("stage", 1) * sizes.get("expert", 1)

@@ -469,8 +469,9 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
       f"of {shards}."
     )
   _check_rows_per_device(config, mesh)
-  for key, heads in (("num_heads", config.model.num_heads), ("num_kv_heads", config.model.num_kv_heads)):
-    if heads % mesh.shape["tensor"]:
+  model = config.model
+  for key in ("num_heads", "num_kv_heads", "encoder_num_heads", "encoder_num_kv_heads"):
+    if (heads := getattr(model, key)) % mesh.shape["tensor"]:
       works = [n for n in range(1, heads + 1) if heads % n == 0]
       raise UserError(
         f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads}. Give one of {works}."

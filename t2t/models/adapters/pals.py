@@ -173,7 +173,7 @@ def adapt(model: nnx.Module, config: PalsConfig, rngs: nnx.Rngs) -> nnx.Module:
   for _, submodel in patterns.modules(model, transformer.MODELS):
     for side in submodel.architecture.sides:
       stack = getattr(submodel, side)
-      stack_pals = Pals(submodel.config.embed_dim, config, rngs, num_layers=stack.num_layers)
+      stack_pals = Pals(stack.config.embed_dim, config, rngs, num_layers=stack.num_layers)
       stack.pals = nnx.data(stack_pals)  # replaces None
   patterns.check(config.also_train, "config.pals.also_train", patterns.paths_of(model))
   return model

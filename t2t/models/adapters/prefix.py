@@ -123,7 +123,7 @@ def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module
       )
     for side in sides:
       stack = getattr(submodel, side)
-      stack.prefix = nnx.data(make(submodel.config, config, rngs, num_layers=stack.num_layers))  # replaces None
+      stack.prefix = nnx.data(make(stack.config, config, rngs, num_layers=stack.num_layers))  # replaces None
   patterns.check(config.also_train, "config.prefix.also_train", patterns.paths_of(model))
   return model
 

@@ -65,11 +65,11 @@ def adapt(model: nnx.Module, config: PromptConfig, rngs: nnx.Rngs) -> nnx.Module
   """
   model = patterns.copy_of(model)
   for _, submodel in patterns.modules(model, transformer.MODELS):
-    table = submodel.embed.table
+    table = submodel.input_embed.table
     shape = config.length, table[...].shape[1]
     vectors = jax.random.uniform(rngs.params(), shape, jnp.float32, -0.5, 0.5)
     axes = "positions", table.get_metadata()["axes"][1]
-    submodel.embed.prompt = nnx.data(nnx.Param(vectors, axes=axes))  # replaces None
+    submodel.input_embed.prompt = nnx.data(nnx.Param(vectors, axes=axes))  # replaces None
   patterns.check(config.also_train, "config.prompt.also_train", patterns.paths_of(model))
   return model
 

@@ -333,10 +333,10 @@ def attention_kernels(
     if queries == keys and config.attention != "full":
       return Choice("plain", f"config.model.attention={config.attention}")
     biased, rows = config.biased and queries == keys, tokens[queries].shape[0]
-    return choose_for_config(config, rows, length(queries), length(keys), mask, biased=biased)
+    return choose_for_config(config.of_stack(queries), rows, length(queries), length(keys), mask, biased=biased)
 
   def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, Choice]:
-    windows = config.windows(length(side))
+    windows = config.of_stack(side).windows(length(side))
     first, *other_choices = (choose_for_stacks(side, side, mask, window) for window in windows)
     # Layers with a window that alternate with others and use another kernel.
     return {side: first} | {f"{side} window": choice for choice in other_choices if str(choice) != str(first)}
