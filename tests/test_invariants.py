@@ -274,6 +274,7 @@ def at_toy_size(config):
   config.train.z_loss, config.train.logits_chunk_tokens = 1e-4, 256
   # Features that a family does not have stay off at toy size.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
+  toys |= dict(encoder_embed_dim=24, encoder_num_heads=2, encoder_num_kv_heads=1, encoder_mlp_dim=20)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   if "electra" in config:
     config.electra.update(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=1)

@@ -67,6 +67,13 @@ KINDS: dict[str, TransformerConfig] = {
   "gemma_t5": config(
     norm_offset=True, branch_norm=True, scale_embedding=True, attention_softcap=1.5, logits_softcap=2.0, **_ROTARY
   ),
+  "t5gemma": config(
+    **dict(norm_offset=True, branch_norm=True, scale_embedding=True, tied_logits=True, attention_softcap=1.5),
+    **dict(attention_window=2, global_attention_every=2, global_attention_first=1, own_encoder_embedding=True),
+    **dict(encoder_embed_dim=24, encoder_num_heads=8, encoder_num_kv_heads=4, encoder_head_dim=4, encoder_mlp_dim=40),
+    encoder_attention_window=3,
+    **_ROTARY,
+  ),
   "shared_stacks": config(share_stacks=True, num_encoder_layers=3),
   "shared_everything": config(
     share_stacks=True, share_layers=True, num_encoder_layers=3, post_norm=True, norm="layer", biases=True, **_LEARNED

@@ -50,6 +50,11 @@ FAMILIES = {
   "switch": (*(f"base_{number}" for number in (8, 16, 32, 64, 128, 256)), "large_128", "xxl_128", "c_2048"),
   "st_moe": ("large", "32b"),
   "mixtral": ("8x7b", "8x22b"),
+  "t5gemma": tuple(
+    f"{size}_{objective}"
+    for size in ("s_s", "b_b", "l_l", "ml_ml", "xl_xl", "2b_2b", "9b_2b", "9b_9b")
+    for objective in ("ul2", "prefixlm")
+  ),
   "universal_transformer": ("base", "big", "adaptive_base", "adaptive_big"),
   "mobilebert": ("base", "tiny"),
   "megatron_bert": ("336m", "1_3b", "3_9b"),

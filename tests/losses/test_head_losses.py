@@ -441,7 +441,7 @@ def test_what_the_held_out_loss_is_a_number_of():
 
 
 @pytest.mark.exhaustive_from(2)
-@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "t5gemma"])
 def test_flops_are_those_of_the_side_that_answers(name):
   """An unused decoder has no FLOPs."""
   config = with_heads(name)

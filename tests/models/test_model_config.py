@@ -83,6 +83,12 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("qwen2", "14b", 14_770_033_664),
     ("qwen2", "32b", 32_763_876_352),
     ("qwen2", "72b", 72_706_203_648),
+    ("t5gemma", "s_s", 312_517_632),
+    ("t5gemma", "b_b", 591_490_560),
+    ("t5gemma", "ml_ml", 2_200_345_344),
+    ("t5gemma", "xl_xl", 3_766_980_608),
+    ("t5gemma", "9b_2b", 12_292_375_296),
+    ("t5gemma", "9b_9b", 20_333_401_088),
   ],
 )
 def test_parameter_counts_are_the_published_ones(family, size, published):

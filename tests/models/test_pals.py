@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 TASKS = ("reviews", "questions", "titles")
 CONFIG = pals.PalsConfig(tasks=TASKS, size=6, heads=2)
-KINDS = ("t5_1_1", "local_prefix_lm", "gpt2", "bert", "shared_everything", "albert")
+KINDS = ("t5_1_1", "local_prefix_lm", "gpt2", "bert", "shared_everything", "albert", "t5gemma")
 
 
 def with_pals(kind, **fields):

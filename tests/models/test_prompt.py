@@ -32,8 +32,11 @@ def with_prompt(config):
   params = toy.split(model)[1]
   whole = toy.split(toy.model(dataclasses.replace(config, vocab_size=config.vocab_size + LENGTH)))
   flat = traverse_util.flatten_dict(params, sep="/")
-  vectors = flat.pop("embed/prompt")
-  flat["embed/table"] = jnp.concatenate([flat["embed/table"], vectors])
+  (added,) = (path for path in flat if path.endswith("embed/prompt"))
+  vectors = {added.replace("prompt", "table"): flat.pop(added)}
+  for path in [path for path in flat if path.endswith("embed/table")]:
+    rows = vectors.get(path, np.zeros((LENGTH, flat[path].shape[1]), np.float32))
+    flat[path] = jnp.concatenate([flat[path], rows])
   # Logits of the additional tokens are ignored.
   given = traverse_util.flatten_dict(whole[1], sep="/")
   flat = {path: x if given[path].shape == x.shape else given[path] for path, x in flat.items()}

@@ -60,12 +60,14 @@ def counted_flops(config, batch, *, logits_chunk_tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["t5_1_1", "t5_1_0", "modern_t5", "shared_stacks"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "t5_1_0", "modern_t5", "shared_stacks", "t5gemma"])
 def test_model_flops_are_the_matmuls_of_a_step(kind):
-  """Encoder, decoder and cross-attention, also with grouped queries."""
-  batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
-  flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8, "decoder": 6})
-  assert flops == counted_flops(toy.KINDS[kind], batch, logits_chunk_tokens=12)
+  """Encoder, decoder and cross-attention, also with grouped queries, and an encoder of another size."""
+  batch, every_position = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6)), dict(attention_window=0)
+  every_position |= dict(encoder_attention_window=0, global_attention_every=0, global_attention_first=0)
+  config = dataclasses.replace(toy.KINDS[kind], **every_position)
+  flops = model_flops(config, batch_size=4, lengths={"encoder": 8, "decoder": 6})
+  assert flops == counted_flops(config, batch, logits_chunk_tokens=12)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "prefix_lm"])
