@@ -192,3 +192,8 @@ def texts_apart(groups: Any, texts: Any, *, numpy: Any = np) -> tuple[Any, Any]:
 def rows_of(vocab_size: int) -> int:
   """Returns the number of embedding rows for a vocabulary: rounded up to a multiple of 128, which meshes divide."""
   return -(-vocab_size // 128) * 128
+
+
+def continuing_nothing(features: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns features of rows of which none continues a row of the batch before, see `data.continuous_rows`."""
+  return {name: np.zeros_like(x) if name.endswith("_continues") else x for name, x in features.items()}

@@ -179,6 +179,7 @@ class OwnBatches:
     self._iterator: Iterator[Rows] | None = None
     self._read = self._step = 0
     self._next: dict[str, np.ndarray] | None = None  # read ahead and not counted yet
+    self._skipped = False  # whether the rows before the next batch were not trained on
 
   def __iter__(self) -> "OwnBatches":
     return self
@@ -197,6 +198,7 @@ class OwnBatches:
         f"batches= ended after {self._read} batches, but config.train.steps={self._config.train.steps}. Give more "
         "batches, or lower config.train.steps."
       )
+    rows, self._skipped = feature_spec.continuing_nothing(rows) if self._skipped else rows, False
     self._next, self._step, self._read = None, self._step + 1, self._read + 1
     if self._step < self._config.train.steps:
       self._look_ahead()
@@ -263,6 +265,7 @@ class OwnBatches:
     for _ in range(end - begin):
       self._taken()
       self._read += 1
+      self._skipped = True
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
     """Returns the number of batches read, by stream name; see `batch_iterator.BatchIterator.state`."""
@@ -282,6 +285,7 @@ class OwnBatches:
       )
     self._read, self._step = json.loads(state[_STREAM])["read"], step
     self._iterator, self._next, self.ended, self.failure = None, None, "", None
+    self._skipped = False
 
   def begin_stage(self) -> None:
     raise AssertionError("config.stages is () with own batches")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from t2t import UserError, sharding
+from t2t import UserError, feature_spec, sharding
 from t2t.configuration.renamed_keys import current_key
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows as rows_lib
@@ -207,6 +207,7 @@ class BatchIterator:
     self._identity = dict(identity)
     self._files, self._allow_changed_files = dict(files or {}), allow_changed_files
     self._tally, self._spelled = tally, spelled
+    self._skipped = False  # whether the rows before the next batch were not trained on
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
     self._epochs = self._begun()
     # tf.data reads the starts of a mixture's tasks late, when others have moved on.
@@ -269,7 +270,17 @@ class BatchIterator:
     Raises:
       UserError: see `next_rows`.
     """
-    return global_batch(self.next_rows(), self._batch_sharding, self._batch_size)
+    rows = self.next_rows()
+    if self._skipped:
+      rows = {stream: feature_spec.continuing_nothing(features) for stream, features in rows.items()}
+      self._skipped = False
+    return global_batch(rows, self._batch_sharding, self._batch_size)
+
+  def skip(self, number: int) -> None:
+    """Passes over some batches; rows of the next batch then continue no row, because these made no memory."""
+    for _ in range(number):
+      self.next_rows()
+      self._skipped = True
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
     """Returns the position of each stream that this host saves, by name: behind the rows returned, not the rows read
@@ -319,6 +330,7 @@ class BatchIterator:
         f"the checkpoint has no data position for {missing[0]} (saved positions: "
         f"{', '.join(sorted(state)) or 'none'}). Set config.data.num_streams to the number at the start of training."
       )
+    self._skipped = False
     self._check_files(state)
     if self._tally is not None:
       newer = (json.loads(state[name]) for name in self.stream_names if not state[name].startswith(b"1 "))
@@ -369,6 +381,7 @@ class BatchIterator:
         f"{key} have changed since the checkpoint: {shown}; the data continues at about the same part of the "
         "present files"
       )
+      self._skipped = True  # the rows before are of other text
 
   def go_on_from(self, before: "BatchIterator") -> None:
     """Starts behind the rows that another iterator has returned, for each task that both read from the same files.

@@ -85,16 +85,14 @@ class StagedBatches:
     self._enter(self.stage + 1)
     self._current.go_on_from(before)
     before.close()
-    for _ in range(self._left_out(self._run[self.stage].begin, self._run[self.stage].end)):
-      self._current.next_rows()
+    self._current.skip(self._left_out(self._run[self.stage].begin, self._run[self.stage].end))
 
   def leave_out(self, begin: int, end: int) -> None:
     """Skips the batches of steps begin + 1 to end in the current stage.
 
     Batches of later stages are skipped when the stages begin.
     """
-    for _ in range(min(end, self._run[self.stage].end) - begin):
-      self._current.next_rows()
+    self._current.skip(min(end, self._run[self.stage].end) - begin)
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
     return self._current.state(step)
