@@ -180,7 +180,7 @@ def plan(
     pack=data.pack,
     seed=seed,
     train=train,
-    continuous=train and data.continuous_rows,
+    continuous=data.continuous_rows,
   )
 
 
@@ -271,16 +271,18 @@ def eval_rows(
   heads: Sequence[HeadConfig] = (),
 ) -> list[dict[str, np.ndarray]]:
   """Returns the held-out batches as whole NumPy batches on this host; see `eval_batches`."""
-  number = _eval_streams(batch_size)
+  number = _eval_streams(batch_size, continuous=data.continuous_rows)
   task = load_task(data, architecture, heads=heads)
   parts = _eval_parts(data, architecture, task, range(number), batch_size=batch_size, max_batches=max_batches)
   return [{name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()} for batch in parts]
 
 
-def _eval_streams(batch_size: int) -> int:
-  """Returns the number of parts of held-out batches; it depends on nothing else, so that batches are always the
-  same."""
-  return max(number for number in range(1, EVAL_STREAMS + 1) if batch_size % number == 0)
+def _eval_streams(batch_size: int, *, continuous: bool = False) -> int:
+  """Returns the number of parts of held-out batches; it depends on nothing else, so that batches are always the same.
+
+  One part keeps the order of the text, for rows that continue.
+  """
+  return 1 if continuous else max(number for number in range(1, EVAL_STREAMS + 1) if batch_size % number == 0)
 
 
 def _eval_parts(
@@ -293,7 +295,7 @@ def _eval_parts(
   max_batches: int,
 ) -> list[dict[str, np.ndarray]]:
   """Returns the part of held-out batches that these streams make: each feature as [streams, rows, length]."""
-  number = _eval_streams(batch_size)
+  number = _eval_streams(batch_size, continuous=data.continuous_rows)
   of_task = plan(data, architecture, task, train=False, seed=EVAL_SEED)
   beginning = example_windows.beginning(of_task)
   read = example_windows.sources_of(of_task, number)
@@ -372,7 +374,7 @@ def eval_batches(
   """
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = batch_iterator.host_rows(batch_sharding, batch_size)
-  number = _eval_streams(batch_size)
+  number = _eval_streams(batch_size, continuous=data.continuous_rows)
   local_streams = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
   task = load_task(data, architecture, heads=heads, numbers=numbers) if task is None else task
   parts = _eval_parts(data, architecture, task, local_streams, batch_size=batch_size, max_batches=max_batches)

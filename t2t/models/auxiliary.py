@@ -34,10 +34,12 @@ class Carried:
 
   shape: shape per row of the batch, without the axes of rows and layers.
   dtype: dtype of the array in the train state.
+  evaluated: whether held-out batches carry it as well, from zeros; otherwise evaluation carries nothing.
   """
 
   shape: tuple[int, ...]
   dtype: str = "float32"
+  evaluated: bool = False
 
 
 CARRIED = "carried/"  # prefix of features with such states: carried/decoder/NAME, [rows, layers, ...]

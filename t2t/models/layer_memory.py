@@ -53,7 +53,7 @@ def carried(config: TransformerConfig) -> Mapping[str, Carried]:
   states = config.feed_forward_class.carried(config)
   if not config.memory_length:
     return states
-  return {NAME: Carried((config.memory_length, config.embed_dim), config.dtype), **states}
+  return {NAME: Carried((config.memory_length, config.embed_dim), config.dtype, evaluated=True), **states}
 
 
 def mask_with(mask: AttentionMask, states: jax.Array, query_length: int) -> AttentionMask:

@@ -1,5 +1,6 @@
 """Carried state: activations that the train state keeps per row from one step to the next."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.models import layer_memory
-from t2t.models.auxiliary import CARRIED
+from t2t.models.auxiliary import CARRIED, Carried
 from t2t.models.config import TransformerConfig
 from t2t.training.state_collections import Flat
 
@@ -19,7 +20,8 @@ class CarriedState:
   """State collection of values that layers carry: "carried/SIDE/NAME" -> [rows, layers, ...], zeros at step 0.
 
   Row i of a batch receives the state that row i of the previous batch left; the data decides whether its text continues
-  there. Evaluation and decoding carry nothing.
+  there. Held-out batches begin with states of zeros and carry those that are `Carried.evaluated`. Decoding carries
+  nothing.
   """
 
   model: TransformerConfig
@@ -44,13 +46,20 @@ class CarriedState:
     return cls(config.model, config.train.batch_size)
 
   def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
+    return self._zeros(self.rows, layer_memory.carried(self.model)), params
+
+  def evaluation_features(self, num_rows: int) -> Flat:
+    """Returns the states before the first held-out batch."""
+    states = layer_memory.carried(self.model)
+    return self._zeros(num_rows, {name: state for name, state in states.items() if state.evaluated})
+
+  def _zeros(self, num_rows: int, states: Mapping[str, Carried]) -> dict[str, jax.Array]:
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
-    value = {
-      f"{CARRIED}{side}/{name}": jnp.zeros((self.rows, layers[side], *state.shape), state.dtype)
-      for name, state in layer_memory.carried(self.model).items()
+    return {
+      f"{CARRIED}{side}/{name}": jnp.zeros((num_rows, layers[side], *state.shape), state.dtype)
+      for name, state in states.items()
       for side in self.model.kind.sides
     }
-    return value, params
 
   def forward(self, value: Flat, params: Flat) -> Flat:
     return params

@@ -4,7 +4,7 @@ Training and planning both use this module, so a plan describes the actual run. 
 must be loaded to find its features.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 
@@ -171,7 +171,7 @@ class Program:
     make_reader: returns `reader`, and traces the model once.
     state: shapes of the train state, with shardings; `shardings` has the shardings alone.
     make_state: key -> a fresh state; to be compiled with `shardings`.
-    train_step, eval_step: see `training.train_step`.
+    train_step, eval_step: see `training.train_step`; `evaluate` runs the second on all held-out batches.
     freeze, halved: see `Recipe`.
   """
 
@@ -181,10 +181,14 @@ class Program:
   shardings: train_state.TrainState
   make_state: Callable[[jax.Array], train_state.TrainState]
   train_step: Callable[[train_state.TrainState, Batch, jax.Array], tuple[train_state.TrainState, Metrics]]
-  eval_step: Callable[[train_state.TrainState, Batch], Metrics]
+  eval_step: Callable[[train_state.TrainState, Batch, Mapping[str, jax.Array]], tuple[Metrics, dict[str, jax.Array]]]
   freeze: tuple[str, ...]
   halved: tuple[str, ...] = ()
   collections: state_collections.Collections = dataclasses.field(default_factory=dict)
+
+  def evaluate(self, state: train_state.TrainState, batches: Iterable[Batch]) -> Metrics:
+    """Returns the metrics of all held-out batches; a memory passes from each batch to the next."""
+    return train_step.evaluate(self.eval_step, state, batches, self.collections)
 
   def evaluated(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns a state with the parameters for evaluation: their average, or transformed."""

@@ -1,10 +1,12 @@
 """State collections: parts of the train state besides parameters and moments, and their updates in a step."""
 
 from collections.abc import Iterator, Mapping
+import functools
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from t2t.configuration.schema import Config
 from t2t.param_tree import Params, flatten, unflatten
@@ -21,7 +23,7 @@ class Collection(Protocol[Value]):
 
   Attributes:
     by_row: whether arrays are [rows of a batch, ...]: features that the loss reads and returns in each step, sharded as
-      batches.
+      batches. Such a collection also has `evaluation_features(num_rows)`, the features before the first held-out batch.
   """
 
   by_row: ClassVar[bool]
@@ -85,6 +87,25 @@ def features(collections: Collections, values: Mapping[str, object]) -> dict[str
   """Returns the features that a step reads besides those of its batch, [rows, ...]."""
   by_row: Iterator[Any] = (values[name] for name, collection in collections.items() if collection.by_row)
   return {name: x for value in by_row for name, x in value.items()}
+
+
+def evaluation_features(collections: Collections, num_rows: int) -> dict[str, jax.Array]:
+  """Returns the features that held-out batches of this many rows pass on, before the first; often none."""
+  by_row: Iterator[Any] = (collection for collection in collections.values() if collection.by_row)
+  return {name: x for collection in by_row for name, x in collection.evaluation_features(num_rows).items()}
+
+
+def without_nonfinite_rows(
+  collections: Collections, values: Mapping[str, object]
+) -> tuple[dict[str, object], jax.Array | None]:
+  """Returns the values with zeros in rows that have a NaN or Inf, and the number of these rows; None: no rows."""
+  by_row = features(collections, values)
+  if not by_row:
+    return dict(values), None
+  finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim))) for x in by_row.values()]
+  kept = functools.reduce(jnp.logical_and, finite)
+  emptied = {name: jnp.where(kept.reshape(-1, *[1] * (x.ndim - 1)), x, 0) for name, x in by_row.items()}
+  return with_features(collections, values, emptied), jnp.sum(~kept)
 
 
 def with_features(

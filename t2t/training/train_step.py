@@ -1,6 +1,6 @@
 """The training step: gradients of the loss, accumulated over microbatches, and the optimizer update."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -19,6 +19,8 @@ from t2t.models.auxiliary import CARRIED
 from t2t.param_tree import Params
 from t2t.training import grad_stats, l2_sp, state_collections
 from t2t.training.train_state import DEVICE, HOST, TrainState
+
+RESET_ROWS = "reset_rows"  # metric: number of rows whose carried state was not finite and is now zeros
 
 
 def _microbatches(batch: Batch, num: int) -> Batch:
@@ -142,13 +144,14 @@ def make_train_step(
     state_shardings: like the state; without it the second step would compile again. Arrays in host memory are moved
       to the device for the update.
     num_microbatches: a divisor of the batch; divides the memory for activations.
-    skip_not_finite: skips the update if the loss or the gradient norm is not finite; see `_select`.
+    skip_not_finite: skips the update if the loss or the gradient norm is not finite; see `_select`. States that rows
+      carry advance even so. Rows whose state is not finite begin with zeros in the next step.
     collections: of the state, see `state_collections`.
 
   Returns:
     State and metrics: the loss's own, grad_norm, param_norm (of the next state) and tokens (without padding).
-    Also grad_squares (see `grad_stats.squares`), skipped (1 if the update was skipped), and
-    `l2_sp.distances` if initial values are kept.
+    Also grad_squares (see `grad_stats.squares`), skipped (1 if the update was skipped), `RESET_ROWS` if rows carry
+    states then, and `l2_sp.distances` if initial values are kept.
   """
 
   def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics, Batch]:
@@ -211,7 +214,12 @@ def make_train_step(
       metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, unit_weight)
     new_collections, params = state_collections.update(collections, new_collections, params, state.step)
     if good is not None:
+      by_row = {name: value for name, value in new_collections.items() if collections[name].by_row}
       new_collections = _select(good, new_collections, state.collections)
+      # States of rows advance with the data, whose batch is consumed.
+      new_collections, num_reset = state_collections.without_nonfinite_rows(collections, {**new_collections, **by_row})
+      if num_reset is not None:
+        metrics[RESET_ROWS] = metrics_lib.WeightedSum(num_reset.astype(jnp.float32), unit_weight)
     metrics["grad_norm"] = metrics_lib.WeightedSum(norm, unit_weight)
     metrics["grad_squares"] = metrics_lib.WeightedSum(squares, unit_weight)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), unit_weight)
@@ -226,16 +234,53 @@ def make_train_step(
 
 def make_eval_step(
   graphdef: nnx.GraphDef, loss: Loss, collections: state_collections.Collections = state_collections.NONE
-) -> Callable[[TrainState, Batch], Metrics]:
-  """Returns the compiled evaluation of one batch, without dropout; random choices of a loss depend only on the step."""
+) -> Callable[[TrainState, Batch, Mapping[str, jax.Array]], tuple[Metrics, dict[str, jax.Array]]]:
+  """Returns the compiled evaluation of one batch, without dropout; random choices of a loss depend only on the step.
 
-  def eval_step(state: TrainState, batch: Batch) -> Metrics:
+  Returns:
+    (state, batch, features of `state_collections.evaluation_features`) -> metrics, and the features of the next batch.
+  """
+
+  def eval_step(
+    state: TrainState, batch: Batch, carried: Mapping[str, jax.Array]
+  ) -> tuple[Metrics, dict[str, jax.Array]]:
     state = evaluated(collections, state)
     key = jax.random.fold_in(jax.random.key(0), state.step)
-    metrics: Any = loss(state.model(graphdef), batch, loss.weights(batch), key=key, train=False)[1]
-    return metrics
+    outputs: Any = loss(state.model(graphdef), {**batch, **carried}, loss.weights(batch), key=key, train=False)[1]
+    new_carried = {name: outputs.pop(name).astype(x.dtype) for name, x in carried.items()}
+    return outputs, {name: _by_batch(x) for name, x in new_carried.items()}
 
-  return jax.jit(eval_step)
+  return jax.jit(eval_step, donate_argnums=2)
+
+
+def evaluate(
+  eval_step: Callable[[TrainState, Batch, Mapping[str, jax.Array]], tuple[Metrics, dict[str, jax.Array]]],
+  state: TrainState,
+  batches: Iterable[Batch],
+  collections: state_collections.Collections = state_collections.NONE,
+) -> Metrics:
+  """Returns the metrics of all held-out batches, each with the features that the batch before passed on.
+
+  Args:
+    eval_step: see `make_eval_step`.
+    state: the train state.
+    batches: at least one, all with the same number of rows.
+    collections: of the state.
+  """
+  total, carried = None, {}
+  for batch in batches:
+    if total is None and collections:
+      num_rows = len(next(iter(batch.values())))
+      features = functools.partial(state_collections.evaluation_features, collections, num_rows)
+      carried = jax.jit(lambda features=features: jax.tree.map(_by_batch, features()))()
+    metrics, carried = eval_step(state, batch, carried)
+    total = metrics if total is None else metrics_lib.merge(total, metrics)
+  assert total is not None
+  return total
+
+
+def _by_batch(x: jax.Array) -> jax.Array:
+  return sharding.shard(x, "batch", *[None] * (x.ndim - 1))
 
 
 def evaluated(collections: state_collections.Collections, state: TrainState) -> TrainState:

@@ -5,11 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_example_windows import assert_stopping_changes_nothing, batches, files, small, take  # noqa: F401
+from test_example_windows import (  # noqa: F401
+  assert_same,
+  assert_stopping_changes_nothing,
+  batches,
+  files,
+  mesh,
+  small,
+  take,
+)
 
 from t2t import UserError
 from t2t.configuration import loading
-from t2t.data import continuous_rows
+from t2t.data import continuous_rows, pipeline
 from t2t.training import config_checks
 
 
@@ -61,6 +69,48 @@ def test_rows_do_not_depend_on_the_number_of_streams_read(files):  # noqa: F811
   whole = take(batches(data, "decoder_only"), 3)
   assert np.any(whole[1]["decoder_continues"]) and not np.any(whole[0]["decoder_continues"])
   assert whole[0]["decoder_continues"].shape == (8, 1)
+
+
+@pytest.mark.slow
+def test_rows_after_skipped_batches_continue_nothing(files):  # noqa: F811
+  """The memory is of the batch before the skipped ones; the batch after next continues as usual."""
+  data = dataclasses.replace(files, objective="causal_lm", continuous_rows=True, num_streams=0)
+  iterator = batches(data, "decoder_only")
+  take(iterator, 1)
+  state = iterator.state()
+  whole = take(iterator, 3)
+  assert all(np.any(batch["decoder_continues"]) for batch in whole)
+  iterator.restore(state, step=1)
+  iterator.skip(1)
+  assert not np.any((rest := take(iterator, 2))[0]["decoder_continues"])
+  assert_same(rest, [whole[1] | {"decoder_continues": np.zeros((8, 1), np.int32)}, whole[2]])
+  iterator.skip(1)
+  iterator.restore(state, step=1)
+  assert_same(take(iterator, 1), whole[:1])
+
+
+@pytest.mark.slow
+def test_held_out_rows_continue_from_the_beginning_of_the_text(files):  # noqa: F811
+  """Rows of all batches, joined where they continue, are parts of the text in its order, each token once."""
+  data = dataclasses.replace(
+    files, objective="causal_lm", continuous_rows=True, eval_files=files.files.replace("?", "b")
+  )
+  held_out = lambda data, number: pipeline.eval_batches(data, "decoder_only", mesh(), batch_size=8, max_batches=number)
+  found = [{name: np.asarray(x) for name, x in batch.items()} for batch in held_out(data, 50)]
+  assert not np.any(found[0]["decoder_continues"]) and len(found) > 3
+  streams = []
+  for row in range(8):
+    for batch in found:
+      if not batch["decoder_continues"][row]:
+        streams.append([])
+      streams[-1] += batch["decoder_target_tokens"][row].tolist()
+  text = " ".join(files_text(files, "b"))
+  parts = [decoded(np.array(stream)) for stream in streams if any(stream)]
+  assert len(parts) < 20 and all(part in text for part in parts)
+  shuffled = held_out(dataclasses.replace(data, continuous_rows=False), 50)
+  count = lambda batches: sum(int(np.sum(batch["decoder_loss_weights"])) for batch in batches)
+  assert count(found) == count(shuffled)
+  assert_same([{name: np.asarray(x) for name, x in batch.items()} for batch in held_out(data, 2)], found[:2])
 
 
 def test_a_memory_and_rows_that_continue_need_each_other():

@@ -248,9 +248,9 @@ def test_evaluation_draws_the_same_again():
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
   with jax.set_mesh(mesh):
     graphdef, state, _ = train_state.init_train_state(lambda _: pair_of(loss), tx, toy.key(), mesh)
-    evaluate = train_step.make_eval_step(graphdef, loss)
-    first, again = (evaluate(state, batch) for _ in range(2))
-    later = evaluate(dataclasses.replace(state, step=state.step + 1), batch)
+    evaluate = functools.partial(train_step.evaluate, train_step.make_eval_step(graphdef, loss))
+    first, again = (evaluate(state, [batch]) for _ in range(2))
+    later = evaluate(dataclasses.replace(state, step=state.step + 1), [batch])
   value = lambda metrics: float(metrics["loss"].value())
   assert value(first) == value(again) != value(later)
 

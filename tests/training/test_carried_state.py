@@ -54,20 +54,25 @@ def batches(architecture, number):
   return [toy.batch(lengths(), lengths(), seed=i, padded_to=(8, 8), architecture=architecture) for i in range(number)]
 
 
-def steps(kind, mesh_shape, number=3, *, microbatches=1):
-  """Returns the state after some steps, the loss of each, and the carried state after each."""
-  model_config = dataclasses.replace(toy.KINDS[kind], feed_forward="recurrent", dropout_rate=0.0, dtype="float32")
+def made(model_config, mesh, **options):
+  """Returns the model's structure, a fresh state, the step, and the collections."""
   model, collections = toy.model(model_config), {"carried": CarriedState(model_config, ROWS)}
-  mesh = sharding.make_mesh(mesh_shape, devices=jax.devices()[:1] if mesh_shape == ONE_DEVICE else None)
-  options = {"name": "adamw", "learning_rate": 0.01, "schedule": "constant", "warmup_steps": 0}
-  tx, _ = optimizers.make_optimizer(toy.optimizer_config(**options, scale_by_parameter=False), 10)
+  adamw = {"name": "adamw", "learning_rate": 0.01, "schedule": "constant", "warmup_steps": 0}
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(**adamw, scale_by_parameter=False), 10)
   with jax.set_mesh(mesh):
     graphdef, abstract, make = train_state.abstract_train_state(lambda _: model, tx, mesh, collections=collections)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     state = jax.jit(make, out_shardings=shardings)(toy.key())
-    step = train_step.make_train_step(
-      graphdef, toy.loss(), tx, shardings, num_microbatches=microbatches, collections=collections
-    )
+    step = train_step.make_train_step(graphdef, toy.loss(), tx, shardings, collections=collections, **options)
+  return graphdef, state, step, collections
+
+
+def steps(kind, mesh_shape, number=3, *, microbatches=1):
+  """Returns the state after some steps, the loss of each, and the carried state after each."""
+  model_config = dataclasses.replace(toy.KINDS[kind], feed_forward="recurrent", dropout_rate=0.0, dtype="float32")
+  mesh = sharding.make_mesh(mesh_shape, devices=jax.devices()[:1] if mesh_shape == ONE_DEVICE else None)
+  graphdef, state, step, _ = made(model_config, mesh, num_microbatches=microbatches)
+  with jax.set_mesh(mesh):
     losses, carried = [], []
     for batch in batches(model_config.architecture, number):
       state, metrics = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)), toy.key())
@@ -132,6 +137,83 @@ def test_a_run_that_carries_states_resumes_to_the_bit(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, resumed.values[-1], whole.values[-1])
   jax.tree.map(np.testing.assert_array_equal, resumed.params[-1], whole.params[-1])
   assert np.any(whole.values[-1]["carried"]["carried/encoder/mean"])
+
+
+# ---- Skipped updates -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_skipped_update_advances_the_states():
+  """They belong to the data, which is consumed; only rows whose state is not finite begin with zeros."""
+  model_config = dataclasses.replace(toy.KINDS["gpt2"], feed_forward="recurrent", dropout_rate=0.0)
+  mesh = sharding.make_mesh(ONE_DEVICE, devices=jax.devices()[:1])
+  _, state, step, _ = made(model_config, mesh, skip_not_finite=True)
+  batch, spoilt = batches("decoder_only", 2)
+  params = jax.device_get(state.params)
+  fresh = lambda: jax.tree.map(jnp.copy, state)
+  with jax.set_mesh(mesh):
+    expected = step(fresh(), spoilt, toy.key())[0].collections["carried"]
+    spoilt["decoder_loss_weights"] *= np.nan
+    after, metrics = step(fresh(), spoilt, toy.key())
+    assert (float(metrics["skipped"].total), float(metrics["reset_rows"].total)) == (1, 0)
+    jax.tree.map(np.testing.assert_array_equal, after.collections["carried"], expected)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.params), params)
+    # An infinite state of row 3 spoils its loss, and the states of its later layers.
+    (name,) = expected
+    bad = dataclasses.replace(fresh(), collections={"carried": {name: expected[name].at[3].set(jnp.inf)}})
+    after, metrics = step(bad, batch, toy.key())
+    good = step(dataclasses.replace(fresh(), collections={"carried": dict(expected)}), batch, toy.key())[0]
+  assert (float(metrics["skipped"].total), float(metrics["reset_rows"].total)) == (1, 1)
+  found, others = after.collections["carried"][name], np.arange(ROWS) != 3
+  assert not np.any(found[3])
+  np.testing.assert_allclose(found[others], good.collections["carried"][name][others], atol=1e-6)
+
+
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
+
+
+MEMORY = dataclasses.replace(toy.KINDS["transformer_xl"], memory_length=24, dropout_rate=0.0)
+
+
+def in_rows(length, *, blank=0):
+  """Returns held-out batches: two texts of 24 tokens in rows of this length, and some batches of padding."""
+  tokens = np.random.default_rng(0).integers(2, 40, (2, 24)).astype(np.int32)
+  fed = np.pad(tokens[:, :-1], [(0, 0), (1, 0)])
+  parts = [slice(i, i + length) for i in range(0, 24, length)]
+  rows = lambda part: {
+    "decoder_input_tokens": fed[:, part],
+    "decoder_target_tokens": tokens[:, part],
+    "decoder_loss_weights": np.ones((2, length), np.float32),
+    "decoder_continues": np.full((2, 1), part.start > 0, np.int32),
+  }
+  return [rows(part) for part in parts] + [jax.tree.map(np.zeros_like, rows(parts[0])) for _ in range(blank)]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
+@pytest.mark.parametrize("mesh_shape", [ONE_DEVICE, {"data": 2}, {"tensor": 2}])
+def test_evaluation_in_rows_equals_one_forward_of_the_text(mesh_shape):
+  """The memory passes from batch to batch, from zeros in each evaluation; padding does not count."""
+  mesh = sharding.make_mesh(mesh_shape, devices=jax.devices()[: np.prod(list(mesh_shape.values()))])
+  graphdef, state, _, collections = made(MEMORY, mesh)
+  evaluate = train_step.make_eval_step(graphdef, toy.loss(), collections)
+  with jax.set_mesh(mesh):
+    state = dataclasses.replace(state, collections=jax.tree.map(jnp.ones_like, state.collections))  # of training
+    place = lambda rows: [jax.device_put(row, sharding.batch_sharding(mesh)) for row in rows]
+    measured = lambda rows: jax.device_get(train_step.evaluate(evaluate, state, place(rows), collections))
+    whole = measured(in_rows(24))
+    for rows in (in_rows(6), in_rows(12), in_rows(6, blank=2), in_rows(6)):
+      toy.assert_trees_close(measured(rows), whole, rtol=1e-5)
+    apart = [row | {"decoder_continues": np.zeros((2, 1), np.int32)} for row in in_rows(6)]
+    assert abs(measured(apart)["loss"].value() - whole["loss"].value()) > 1e-3
+
+
+def test_evaluation_carries_only_a_memory():
+  """States of feed-forward layers stay out, because held-out rows may have any order."""
+  both = dataclasses.replace(MEMORY, feed_forward="recurrent")
+  found = state_collections.evaluation_features({"carried": CarriedState(both, ROWS)}, 2)
+  assert {name: x.shape for name, x in found.items()} == {"carried/decoder/memory": (2, 3, 24, 16)}
+  assert len(CarriedState(both, ROWS).init({})[0]) == 2
 
 
 def test_losses_that_return_no_states_are_refused():

@@ -307,7 +307,7 @@ def test_evaluation_has_no_dropout():
   mesh, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()), dropout_rate=0.3)
   evaluate = train_step.make_eval_step(graphdef, toy.loss())
   with jax.set_mesh(mesh):
-    loss = evaluate(fresh(), uneven_batch())["loss"].value()
+    loss = train_step.evaluate(evaluate, fresh(), [uneven_batch()])["loss"].value()
   plain = train(ONE_DEVICE, uneven_batch())[1][0]["loss"]
   np.testing.assert_allclose(loss, plain, rtol=1e-5)
 

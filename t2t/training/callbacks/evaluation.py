@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
-import functools
 from typing import Protocol
 
 import jax
@@ -67,8 +66,7 @@ def _evaluate(run: Run) -> None:
   program = run.program
 
   def evaluated(batches: Sequence[Batch]) -> metrics_lib.Metrics:
-    steps = (program.program.eval_step(run.state, batch) for batch in run.stop.abandonable(batches))
-    return functools.reduce(metrics_lib.merge, steps)
+    return program.program.evaluate(run.state, run.stop.abandonable(batches))
 
   by_source = {name: evaluated(batches) for name, batches in program.by_source.items()}
   values = {"loss": _log_loss(run, evaluated(program.eval_batches), by_source)}

@@ -21,7 +21,7 @@ from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 from t2t.storage import logs
-from t2t.training import grad_stats
+from t2t.training import grad_stats, train_step
 from t2t.training.run import Callback, DispatchedStep, Rollback, Run
 
 SAVED = "numbers.json"  # file name in a checkpoint
@@ -170,6 +170,8 @@ class NanPolicy(Callback):
       raise Rollback(step.step, verdict.why)
     if verdict.why:
       run.logger.say(verdict.why)
+    if rows := metrics.get(train_step.RESET_ROWS):
+      run.logger.say(f"step {step.step}: carried states of {rows:.0f} rows are not finite and begin with zeros again")
     if verdict.skipped is not None:
       metrics["skipped"] = verdict.skipped
 
