@@ -5,9 +5,10 @@
 
 Sizes of the released scripts: wt103_base and wt103_large for words, enwik8_base and enwik8_large for bytes. Published:
 WikiText-103 perplexity 24.0 and 18.3, enwik8 1.06 and 0.99 bits per character, measured with a longer memory than in
-training. Evaluation here reads each row without a memory. The authors' softmax over words is adaptive: rare words are
-in clusters, in wt103_large with smaller embeddings. t2t has one softmax over all words, so wt103_large has 520 M
-parameters instead of 257 M. The others have as many as published: 151 M, 41 M and 277 M.
+training. Evaluation carries the memory of training over consecutive rows; `t2t eval --config.eval.method=loss` also
+takes a longer one. The authors' softmax over words is adaptive: rare words are in clusters, in wt103_large with smaller
+embeddings. t2t has one softmax over all words, so wt103_large has 520 M parameters instead of 257 M. The others have as
+many as published: 151 M, 41 M and 277 M.
 """
 
 from ml_collections import ConfigDict

@@ -46,6 +46,8 @@ def main(argv: list[str]) -> None:
       "    --config.eval.tasks=cb,copa,rte\n"
       "  t2t eval --checkpoint runs/reviews --config.data.eval_files=test.tsv \\\n"
       "    --workdir runs/reviews_test\n"
+      "  t2t eval --config transformer_xl --checkpoint runs/xl --workdir runs/xl_test \\\n"
+      "    --config.data.mixture='' --config.data.eval_files=test.txt --config.eval.method=loss\n"
       "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
       "    --workdir runs/few_shot\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/test \\\n"
@@ -70,6 +72,11 @@ def main(argv: list[str]) -> None:
     source = gin_files.check(options.gin, source)
     if options.gin.of_split:
       _adopt_longest(config, source.model.architecture, typed=argv)
+  if config.eval.method == "loss":
+    from t2t.evaluation import held_out
+
+    held_out.evaluate(records(config), source, options.workdir)
+    return
   evaluate.evaluate(records(config), source, options.workdir)
 
 

@@ -521,7 +521,9 @@ class EvalConfig:
   average: bool = key(False, "evaluate the averaged parameters of optimizer.average, also from a checkpoint")
   # Keys for tasks with metrics:
   tasks: Texts = key((), 'tasks of the mixture to evaluate, ("cb", "rte"); empty: all')
-  method: str = key("", "generate: decode tokens; rank: score the options of the task; head; empty: as trained")
+  method: str = key(
+    "", "generate: decode tokens; rank: score the options of the task; head; t2t eval: loss, of text; empty: as trained"
+  )
   num_beams: int = key(1, "beams of beam search; 1: greedy decoding")
   length_penalty: float = key(0.6, "exponent of beam search: scores are divided by ((5 + length) / 6) ** penalty")
   num_shots: int = key(0, "training examples with answers before each input; 0: zero-shot")

@@ -156,7 +156,7 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       fields["inputs"] = _text(answer.example.get("inputs_pretokenized", b""))
       fields |= {"target": _plain(answer.target), "prediction": answer.text, "value": _plain(answer.value)}
       lines.append(json.dumps(fields | {"score": answer.score, "parseable": answer.parseable}, ensure_ascii=False))
-    _replace(folder / "predictions" / f"{result.task}.{result.split}.jsonl", "\n".join(lines) + "\n")
+    replace_text(folder / "predictions" / f"{result.task}.{result.split}.jsonl", "\n".join(lines) + "\n")
     record[f"{result.task}.{result.split}"] = {
       "metrics": dict(result.metrics),
       **_signature(result.metrics),
@@ -169,11 +169,11 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       **({"classes": result.classes.to_dict()} if result.classes is not None else {}),
       **about,
     }
-  _replace(path, json.dumps(record, indent=2) + "\n")
+  replace_text(path, json.dumps(record, indent=2) + "\n")
   return path
 
 
-def _replace(path: epath.Path, text: str) -> None:
+def replace_text(path: epath.Path, text: str) -> None:
   """Writes a file atomically."""
   part = path.parent / f"{path.name}.part"
   part.write_text(text)
@@ -328,7 +328,7 @@ def publish(
   if by_benchmark:
     together = folder / "languages.json"
     earlier_record = json.loads(together.read_text()) if together.exists() else {}
-    _replace(together, json.dumps(earlier_record | languages.record(results, about=about), indent=2) + "\n")
+    replace_text(together, json.dumps(earlier_record | languages.record(results, about=about), indent=2) + "\n")
     print(f"languages      {together}")
   print(f"results        {path}\npredictions    {folder / 'predictions'}")
   for name, missing in write_leaderboards(results, folder) if whole else ():
