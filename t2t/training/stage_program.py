@@ -17,7 +17,7 @@ from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.param_tree import Vocabulary, path_name
 from t2t.runtime import amounts, hosts
-from t2t.training import config_checks, mesh_selection, recipe
+from t2t.training import config_checks, mesh_selection, recipe, state_collections
 from t2t.training.background_compile import BackgroundCompile
 from t2t.training.train_state import TrainState
 
@@ -249,6 +249,13 @@ class StagePrograms:
 
 def _check_same(first: StageProgram, later: StageProgram) -> None:
   """Checks that a stage can take over the state of the first stage."""
+  rows, before = later.stage.config.train.batch_size, first.stage.config.train.batch_size
+  program = first.program
+  if carried := rows != before and state_collections.features(program.collections, program.state.collections):
+    raise UserError(
+      f"config.stages, {later.stage.name}: config.train.batch_size={rows} differs from {before} in {first.stage.name}, "
+      f"but rows carry states from step to step ({', '.join(carried)}). Give all stages one config.train.batch_size."
+    )
   shapes = lambda program: {
     path_name(path): (x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(program.program.state)
   }
