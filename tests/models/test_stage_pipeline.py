@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, sharding
+from t2t import UserError, losses, sharding
 from t2t.configuration.loading import load_config, override, records
+from t2t.losses import AuxiliaryTerms
+from t2t.models import adapters as adapters_lib
 from t2t.models import config as config_lib
 from t2t.models import stage_pipeline, transformer
-from t2t.models.auxiliary import Auxiliary, Hidden
+from t2t.models.auxiliary import CARRIED, Auxiliary, Hidden
 from t2t.models.feed_forward import Mlp
 from t2t.models.stage_pipeline import Schedule
 from t2t.training import optimizers, recipe, train_state, train_step
@@ -25,24 +27,51 @@ def of_depth(config, depth: int = 4, **fields):
   return dataclasses.replace(config, **depths, **fields)
 
 
-def loss_and_gradient(config, mesh_sizes: dict[str, int], *, dropout_key=None):
-  """Returns the summed loss of eight rows, and the gradient of every parameter, on a mesh."""
-  graphdef, params = toy.split(toy.model(config))
-  batch, loss = toy.batch(*LENGTHS, architecture=config.architecture), toy.summed_loss()
+def loss_and_gradient(config, mesh_sizes: dict[str, int], *, dropout_key=None, adapters=None, features=None, parts=1):
+  """Returns the loss of eight rows with the layers' terms, the gradient of every parameter, and new states, on a mesh.
+
+  Args:
+    config: of the model.
+    mesh_sizes: of the mesh.
+    dropout_key: of the model.
+    adapters: of the model, with random parameters.
+    features: of the batch, besides tokens.
+    parts: microbatches whose terms and gradients are summed, as the pipeline's are.
+  """
+
+  def build():
+    rngs = nnx.Rngs(toy.key())
+    return adapters_lib.adapt(transformer.build(config, rngs), adapters or {}, rngs)
+
+  graphdef, params = toy.split(jax.jit(build)())
+  # Adapters begin at zero, where gradients of other parameters vanish.
+  params = jax.tree.map(lambda x: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
+  batch = toy.batch(*LENGTHS, architecture=config.architecture) | (features or {})
+  auxiliary = AuxiliaryTerms(config, config.kind.sides, adapters_lib.positions(adapters or {}, computed=True))
+  loss = losses.CrossEntropy(toy.loss_config(), auxiliary)
   devices = jax.devices()[: int(np.prod(list(mesh_sizes.values())))]
   mesh = sharding.make_mesh(mesh_sizes, devices=devices)
   with jax.set_mesh(mesh):
-    shapes = jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0)))
-    params = jax.device_put(params, sharding.param_shardings(nnx.split(shapes, graph=False)[1], mesh))
+    params = jax.device_put(params, sharding.param_shardings(nnx.split(jax.eval_shape(build), graph=False)[1], mesh))
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
-    function = lambda params: loss(nnx.merge(graphdef, params), batch, dropout_key)[0]
-    return jax.device_get(jax.jit(jax.value_and_grad(function))(params))
+    weights = {name: jnp.ones(()) for name in loss.weights(batch)}
+
+    def of_rows(params, rows):
+      terms, outputs = loss(nnx.merge(graphdef, params), rows, weights, key=dropout_key, train=True)
+      return sum(terms.values()), {name: x for name, x in outputs.items() if name.startswith(CARRIED)}
+
+    step = jax.jit(jax.value_and_grad(of_rows, has_aux=True))
+    outputs = [step(params, {name: x[part::parts] for name, x in batch.items()}) for part in range(parts)]
+    values, gradients = zip(*jax.device_get(outputs), strict=True)
+    total = sum(loss for loss, _ in values)
+    return total, jax.tree.map(lambda *x: sum(x), *gradients), values[0][1]
 
 
 def assert_same(actual, expected):
-  """Asserts that losses and gradients agree."""
+  """Asserts that losses, gradients and states agree."""
   np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
   toy.assert_trees_close(actual[1], expected[1], atol=1e-4, rtol=1e-4)
+  toy.assert_trees_close(actual[2], expected[2], atol=1e-4, rtol=1e-4)
 
 
 # ---- Schedules -------------------------------------------------------------------------------------------------------
@@ -104,6 +133,8 @@ def test_the_number_of_microbatches():
     ("gemma", {"stage": 2}, 8, 1, "none"),
     ("bart", {"stage": 2}, 4, 2, "none"),
     ("shared_stacks", {"stage": 2}, 2, 2, "none"),
+    ("llama", {"stage": 2}, 8, 1, "none"),
+    ("t5_1_1", {"stage": 4}, 8, 1, "none"),
   ],
 )
 def test_a_pipeline_equals_one_device(kind, mesh, microbatches, rounds, remat):
@@ -120,6 +151,74 @@ def test_one_microbatch_has_the_same_dropout():
   assert_same(loss_and_gradient(config, {"stage": 2}, dropout_key=jax.random.key(3)), one)
   several = dataclasses.replace(config, pipeline_microbatches=2)
   assert loss_and_gradient(several, {"stage": 2}, dropout_key=jax.random.key(3))[0] != one[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+  ("kind", "mesh", "fields"),
+  [
+    ("mixtral", {"stage": 2}, {}),
+    ("mixtral", {"stage": 2, "expert": 2}, {}),
+    ("mixtral", {"stage": 2, "expert": 2, "tensor": 2}, {"moe_capacity_factor": 1.0}),
+    ("switch", {"stage": 2, "expert": 2}, {"moe_capacity_factor": 1.0}),
+    ("moe_bert", {"stage": 2, "expert": 2}, {"moe_every": 2}),
+  ],
+)
+def test_experts_in_a_pipeline(kind, mesh, fields):
+  """Their balance is that of a pipeline's microbatch, as of an accumulated one; with both kinds of devices."""
+  config = of_depth(toy.KINDS[kind], moe_balance_loss=0.1, moe_z_loss=0.01, unroll=1, **fields)
+  actual = loss_and_gradient(dataclasses.replace(config, pipeline_microbatches=2), mesh)
+  assert_same(actual, loss_and_gradient(config, {"data": 1}, parts=2))
+  whole = loss_and_gradient(config, {"data": 1})
+  assert abs(actual[0] - whole[0]) > 1e-4 * abs(whole[0])
+  assert_same(loss_and_gradient(dataclasses.replace(config, pipeline_microbatches=1), mesh), whole)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["llama", "t5_1_1"])
+@pytest.mark.parametrize(
+  ("name", "section"),
+  [
+    ("lora", {"rank": 2}),
+    ("houlsby", {"bottleneck": 4}),
+    ("prefix", {"length": 2, "hidden": 4}),
+    ("prompt", {"length": 2}),
+    ("ia3", {}),
+  ],
+)
+def test_adapters_in_a_pipeline(kind, name, section):
+  """Their parameters have an axis of layers, or are learned positions before each row."""
+  config = of_depth(toy.KINDS[kind], pipeline_microbatches=4, unroll=1)
+  adapters = {name: adapters_lib.ADAPTERS[name].config(**section)}
+  one = loss_and_gradient(config, {"data": 1}, adapters=adapters)
+  assert_same(loss_and_gradient(config, {"stage": 2}, adapters=adapters), one)
+
+
+@pytest.mark.exhaustive_from(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("kind", "mesh", "microbatches", "rounds"),
+  [
+    ("transformer_xl", {"stage": 2}, 2, 1),
+    ("transformer_xl", {"stage": 4}, 8, 1),
+    ("transformer_xl", {"stage": 2, "tensor": 2}, 4, 2),
+    ("transformer_xl", {"stage": 2, "sequence": 2}, 2, 1),
+    ("xlnet", {"stage": 2}, 4, 1),
+  ],
+)
+def test_a_memory_in_a_pipeline(kind, mesh, microbatches, rounds):
+  """Each row reads and returns the memory of its own text, partly empty, or empty if it continues nothing."""
+  config = of_depth(toy.KINDS[kind], memory_length=12, unroll=1)
+  config = dataclasses.replace(config, pipeline_microbatches=microbatches, pipeline_rounds=rounds)
+  random, (side,) = np.random.default_rng(0), config.kind.sides
+  states = random.normal(size=(8, 4, 12, config.embed_dim)).astype(np.float32)
+  states[:3, :, :5] = 0
+  features = {f"{CARRIED}{side}/memory": states, f"{side}_continues": np.array([[1]] * 6 + [[0]] * 2, np.int32)}
+  if kind == "xlnet":
+    features["encoder_ranks"] = np.stack([random.permutation(8) for _ in range(8)]).astype(np.int32)
+  one = loss_and_gradient(config, {"data": 1}, features=features)
+  assert one[2][f"{CARRIED}{side}/memory"].shape == states.shape
+  assert_same(loss_and_gradient(config, mesh, features=features), one)
 
 
 class Counting(Mlp):
