@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -22,7 +22,7 @@ class FeedForward(nnx.Module):
   Parameters with two axes are multiplied by `layers.dense`, so that an adapter can replace them. Outputs of matrices
   are named by `remat.NAMES`, so that the backward pass can keep them.
 
-  reads_real: whether calls take the mask of real positions; layers that return terms need it.
+  reads_real: whether calls take the mask of real positions, and is_decoding; layers that return terms need them.
 
   Args:
     config: shape of the model.
@@ -40,7 +40,7 @@ class FeedForward(nnx.Module):
     dropout_key: jax.Array | None = None,
     *,
     real: jax.Array | None = None,
-    **carried: Mapping[str, jax.Array],
+    **others: Any,
   ) -> jax.Array | Hidden:
     """Maps [batch, length, embed] to the same shape, optionally with auxiliary outputs.
 
@@ -48,8 +48,9 @@ class FeedForward(nnx.Module):
       x: normed residual stream.
       dropout_key: None at evaluation.
       real: bool [batch, length], positions with a token, if the class `reads_real`; None: all positions.
-      carried: carried=name -> [batch, ...], states that the layer returned for the previous rows; only in training, and
-        only for classes with carried states.
+      others: is_decoding=True in decoding, if the class `reads_real`: positions are beams or drafts. In training of
+        classes with carried states, carried=name -> [batch, ...], the states that the layer returned for the previous
+        rows.
     """
     raise NotImplementedError
 

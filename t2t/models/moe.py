@@ -28,7 +28,8 @@ class Moe(FeedForward):
 
   Experts are MLPs without biases. With a capacity, each expert has that number of slots in each row of the batch.
   Earlier tokens take slots first, so that a token's output does not depend on later tokens. A token without a slot gets
-  no update from that expert. Without a capacity no token is dropped. Padding takes no slots.
+  no update from that expert. Padding takes no slots. Without a capacity no token is dropped, in decoding neither.
+  `moe_capacity_factor` grows with padding, so it applies in training only: results do not depend on the row's length.
   """
 
   reads_real = True
@@ -47,7 +48,14 @@ class Moe(FeedForward):
     shape = (num_experts, mlp, embed)
     self.down = layers.param(rngs, shape, _EXPERT_AXES["down"], scale=layers.residual_scale(config, mlp))
 
-  def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None) -> Hidden:
+  def __call__(
+    self,
+    x: jax.Array,
+    dropout_key: jax.Array | None = None,
+    *,
+    real: jax.Array | None = None,
+    is_decoding: bool = False,
+  ) -> Hidden:
     """Maps [batch, length, embed] to the same shape, with the terms of `terms`."""
     config = self.config
     jitter_key, mlp_key = layers.split_key(dropout_key, 2)
@@ -63,7 +71,8 @@ class Moe(FeedForward):
     keep = None
     if self.dropout_rate and mlp_key is not None:  # one mask for all positions of a row, as in a dense MLP
       keep = layers.dropout(jnp.ones((x.shape[0], config.mlp_dim), x.dtype), self.dropout_rate, mlp_key)
-    capacity = capacity_of(config, x.shape[1])
+    is_limited = not is_decoding and (dropout_key is not None or bool(config.moe_capacity))
+    capacity = capacity_of(config, x.shape[1]) if is_limited else 0
     if capacity:
       y, kept = self._in_slots(x, routed, gates, keep, capacity)
     else:
@@ -214,7 +223,7 @@ def check(config: TransformerConfig) -> None:
 
 
 def capacity_of(config: TransformerConfig, length: int) -> int:
-  """Returns the slots of each expert in a row of `length` positions; 0: unlimited.
+  """Returns the slots of each expert in a row of `length` positions in training; 0: unlimited.
 
   Args:
     config: shape of the model.

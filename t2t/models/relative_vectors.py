@@ -55,9 +55,10 @@ class Pairs:
     """Returns the row of each column of `by_key`; with sign -1 for keys by queries."""
     return self.row(sign * (jnp.arange(second + first) - (first - 1)))
 
-  def _now(self) -> jax.Array:
-    """Returns the row of each key for the only query position in decoding, int [key]."""
-    return self.row(jnp.asarray(self.call.mask.key_positions(self._num_keys)) - self.call.mask.query_offset)
+  def _decoded(self, vectors: jax.Array) -> jax.Array:
+    """Returns the vectors of the pairs in decoding, [heads, query positions, key, kv]; all beams are at one position."""
+    keys = jnp.asarray(self.call.mask.key_positions(self._num_keys))
+    return vectors[:, self.row(keys - self.call.mask.query_indices(self.call.query_positions)[:, None])]
 
   def _front(self, batch: int, heads: int) -> jax.Array:
     """Returns the rows of the prefix keys, int [batch, heads, query, front]."""
@@ -67,8 +68,10 @@ class Pairs:
   def with_queries(self, queries: jax.Array, vectors: jax.Array) -> jax.Array:
     """Returns the products of queries, [batch, heads, query, kv], and vectors: float32 [batch, heads, query, key]."""
     product = lambda axes, vectors: jnp.einsum(axes, queries, vectors, preferred_element_type=jnp.float32)
-    if self.call.mask.is_decoding:
-      logits = product("bhqd,hkd->bhqk", vectors[:, self._now()])
+    if self.call.mask.is_decoding and self.call.query_positions == 1:
+      logits = product("bhqd,hkd->bhqk", self._decoded(vectors)[:, 0])
+    elif self.call.mask.is_decoding:
+      logits = product("bhqd,hqkd->bhqk", self._decoded(vectors))
     else:
       rows = self._rows(queries.shape[2], self._num_keys)
       logits = by_key(product("bhqd,hcd->bhqc", vectors[:, rows]), self._num_keys)
@@ -83,7 +86,7 @@ class Pairs:
     product = lambda axes, keys, vectors: jnp.einsum(axes, keys, vectors, preferred_element_type=jnp.float32)
     front, own = jnp.split(keys, [self.call.front], axis=2)
     if self.call.mask.is_decoding:
-      logits = product("bhkd,hkd->bhk", own, vectors[:, self._now()])[:, :, None]
+      logits = product("bhkd,hqkd->bhqk", own, self._decoded(vectors))
       logits = jnp.broadcast_to(logits, (*logits.shape[:2], self.call.query_length, logits.shape[3]))
     else:
       queries = self.call.query_length
@@ -103,8 +106,10 @@ class Pairs:
       vectors: [heads, rows, kv].
     """
     front, own = jnp.split(probabilities, [self.call.front], axis=-1)
-    if self.call.mask.is_decoding:
-      total = jnp.einsum("bhqk,hkd->bhqd", own, vectors[:, self._now()])
+    if self.call.mask.is_decoding and self.call.query_positions == 1:
+      total = jnp.einsum("bhqk,hkd->bhqd", own, self._decoded(vectors)[:, 0])
+    elif self.call.mask.is_decoding:
+      total = jnp.einsum("bhqk,hqkd->bhqd", own, self._decoded(vectors))
     else:
       rows = self._rows(own.shape[2], own.shape[3])
       total = jnp.einsum("bhqc,hcd->bhqd", by_distance(own), vectors[:, rows])

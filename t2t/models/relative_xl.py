@@ -87,7 +87,7 @@ class XLPositions(Positions):
 
   sinusoids: float32 [distances, embed].
   columns: int [1 or batch, query, key], the distance of each pair in `sinusoids`, if no shift gives it; None:
-    `relative_shift` does, or in decoding the distances are those of the keys.
+    `relative_shift` does, or in decoding one token the distances are those of the keys.
   """
 
   config: TransformerConfig | None = None
@@ -123,12 +123,13 @@ class XLPositions(Positions):
     assert self.mask is not None and self.sinusoids is not None
     head_dim, distances = queries.shape[-1], self.sinusoids.astype(queries.dtype)
     if self.mask.is_decoding and isinstance(projection, nnx.Param):
-      # One query and many keys: it is cheaper to project the query.
+      # Few queries and many keys: it is cheaper to project the queries.
       matrix = projection[...].astype(queries.dtype).reshape(distances.shape[-1], -1, head_dim)
       read = jnp.einsum("bhqd,ehd->bhqe", queries, matrix)
-      return jnp.einsum("bhqe,ne->bhqn", read, distances, preferred_element_type=jnp.float32)
-    projected = layers.dense(distances, projection).reshape(distances.shape[0], -1, head_dim)
-    logits = jnp.einsum("bhqd,nhd->bhqn", queries, projected, preferred_element_type=jnp.float32)
+      logits = jnp.einsum("bhqe,ne->bhqn", read, distances, preferred_element_type=jnp.float32)
+    else:
+      projected = layers.dense(distances, projection).reshape(distances.shape[0], -1, head_dim)
+      logits = jnp.einsum("bhqd,nhd->bhqn", queries, projected, preferred_element_type=jnp.float32)
     if self.columns is not None:
       columns = jnp.broadcast_to(self.columns[:, None], (*logits.shape[:3], key_length))
       return jnp.take_along_axis(logits, columns, axis=-1)
@@ -164,15 +165,16 @@ class RelativeXL(Scheme):
     config, mask, front = self.config, call.mask, call.front
     own_keys, columns = call.key_length - front, None
     if mask.is_decoding:
-      keys = jnp.asarray(mask.key_positions(own_keys))
-      places = mask.query_indices(1)
-      distances = places - keys
-      if front:
+      places = mask.query_indices(call.query_positions)[:, None]
+      own = places - jnp.asarray(mask.key_positions(own_keys))
+      distances = own[0]
+      if front or call.query_positions > 1:
         # Distances to prefix keys may differ between rows, but not their order of magnitude: one table for all.
         distances = jnp.arange(call.key_length + 1)
-        own = (places - keys)[None, None]
-        to_front = -mask.front_distances(1)
-        columns = jnp.concatenate([to_front, jnp.broadcast_to(own, (to_front.shape[0], 1, own_keys))], axis=-1)
+        columns = own[None]
+        if front:
+          to_front = -mask.front_distances(call.query_positions)
+          columns = jnp.concatenate([to_front, jnp.broadcast_to(own, (to_front.shape[0], *own.shape))], axis=-1)
         columns = jnp.clip(columns, 0, call.key_length)
     else:
       length = call.query_length // mask.streams

@@ -214,7 +214,9 @@ class Layer(nnx.Module):
       layer = self if cross_layer is None else cross_layer
       x, crossing = layer._add_memory(x, memory, memory_mask, cross_positions, keys[2:4], probe)
       seen = crossing if seen is None else seen
-    beside_rows = {} if past.others is None else {"carried": past.others}
+    beside_rows: dict[str, Any] = {} if past.others is None else {"carried": past.others}
+    if mask.is_decoding and type(self.mlp).reads_real:
+      beside_rows["is_decoding"] = True
     output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
     x = self._add(x, output.x, "mlp", keys[5], beside)
     aux = dataclasses.replace(output.aux, states={**output.aux.states, **states}) if states else output.aux
@@ -516,7 +518,8 @@ class Stack(nnx.Module):
 
   def _positions(self, x: jax.Array, mask: AttentionMask) -> jax.Array:
     """Returns the position of each query in its text, int [batch or 1, length], after learned keys."""
-    return self.front + (jnp.arange(x.shape[1])[None] if mask.positions is None else mask.positions)
+    places = jnp.tile(jnp.arange(x.shape[1] // mask.streams), mask.streams)
+    return self.front + (places[None] if mask.positions is None else mask.positions)
 
   def _loop(self, run: Callable, x: Any, layer_inputs: dict[str, Any], *, apart: bool) -> tuple[Any, Any]:
     """Runs layers in sequence; `layer_inputs`: argument -> values of these layers, stacked, or tuples if `apart`."""

@@ -75,12 +75,39 @@ def test_tokens_go_to_the_experts_of_the_formula(fields):
   """Gates, order of the slots, dropped tokens and padding, against a loop over tokens."""
   config = config_of(**fields)
   layer, x = layer_of(config), inputs_of(config)
-  found = run(layer, x, real=jnp.asarray(REAL))
+  found = run(layer, x, toy.key(2), real=jnp.asarray(REAL))  # a key, as in training
   expected, dropped = by_hand(config, layer, x, REAL)
   np.testing.assert_allclose(np.where(REAL[..., None], found.x, 0), expected, atol=1e-5)
   share = dropped / config.moe_experts_per_token
   np.testing.assert_allclose(found.aux.terms["moe_dropped"], share, atol=1e-5)
   assert (dropped > 0) == bool(moe.capacity_of(config, LENGTH))
+
+
+def test_padding_changes_nothing_outside_of_training():
+  """A factor of the row's length gives longer rows more slots, so evaluation and inference drop no token."""
+  config = config_of(moe_experts_per_token=2, moe_capacity_factor=0.75)
+  layer, x = layer_of(config), inputs_of(config)
+  found = run(layer, jnp.pad(x, [(0, 0), (0, 9), (0, 0)]), real=jnp.pad(jnp.asarray(REAL), [(0, 0), (0, 9)]))
+  np.testing.assert_allclose(found.x[:, :LENGTH][REAL], run(layer, x, real=jnp.asarray(REAL)).x[REAL], atol=1e-6)
+  assert found.aux.terms["moe_dropped"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["switch", "mixtral"])
+def test_beams_do_not_compete_for_slots(kind):
+  """Four equal beams have the logits of one, also if an expert has one slot in a row."""
+  config = dataclasses.replace(toy.KINDS[kind], moe_capacity_factor=0.0, moe_capacity=1)
+  model = toy.model(config)
+  batch = toy.batch((7, 4), (1, 1), architecture=config.architecture)
+  if config.architecture == "decoder_only":
+    batch["decoder_causal_attention"] = jnp.ones_like(batch["decoder_input_tokens"])
+
+  def logits(beams):
+    last, state = model.start_decode(batch, 4, num_beams=beams)
+    return model.decode_step(jnp.broadcast_to(last[:, None], (2, beams)) if beams > 1 else last, state)[0]
+
+  found, expected = logits(4), logits(1)
+  np.testing.assert_allclose(found, jnp.broadcast_to(expected.reshape(2, 1, -1), found.shape), atol=1e-5)
 
 
 def test_one_expert_is_the_dense_layer():
@@ -99,14 +126,14 @@ def test_the_order_of_experts_is_arbitrary(factor):
   config = config_of(moe_experts_per_token=2, moe_capacity_factor=factor)
   layer, x, order = layer_of(config), inputs_of(config), np.random.default_rng(0).permutation(EXPERTS)
   permuted = jax.tree.map(lambda w: w[:, order] if w.ndim == 2 else w[order], layer)
-  np.testing.assert_allclose(run(permuted, x).x, run(layer, x).x, atol=1e-6)
+  np.testing.assert_allclose(run(permuted, x, toy.key(2)).x, run(layer, x, toy.key(2)).x, atol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_gradients_reach_the_router_and_every_used_expert(factor):
   config = config_of(moe_experts_per_token=2, moe_capacity_factor=factor)
   layer, x = layer_of(config), inputs_of(config)
-  gradients = jax.jit(jax.grad(lambda layer: jnp.sum(layer(x).x ** 2)))(layer)
+  gradients = jax.jit(jax.grad(lambda layer: jnp.sum(layer(x, toy.key(2)).x ** 2)))(layer)
   for name in ("router", "gate", "up", "down"):
     assert np.all(np.any(np.asarray(getattr(gradients, name)[...]) != 0, axis=-1)), name
 
@@ -178,7 +205,7 @@ def test_a_mesh_with_an_expert_axis_computes_the_same(kind, sizes):
   """Loss, terms and gradients of one device, with dropped tokens in the encoder-decoder."""
   config = toy.KINDS[kind]
   if kind == "switch":
-    config = dataclasses.replace(config, moe_capacity_factor=1.0)
+    config = dataclasses.replace(config, moe_capacity_factor=0.0, moe_capacity=2)
   model, batch = toy.model(config), toy.batch((8,) * 8, (6,) * 8, architecture=config.architecture)
 
   def loss(model, batch):

@@ -16,6 +16,7 @@ from t2t import __main__ as command
 from t2t.inference import decoding, speculative
 from t2t.losses import multi_token
 from t2t.models import transformer
+from t2t.models.config import POSITIONS
 from t2t.models.masks import AttentionMask
 
 KINDS = {
@@ -142,6 +143,24 @@ def test_right_drafts_save_calls():
   np.testing.assert_array_equal(drafted.counts["calls"], [3, 3])
   np.testing.assert_array_equal(drafted.counts["drafted"], [4, 4])
   np.testing.assert_array_equal(drafted.counts["accepted"], [4, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(3)
+@pytest.mark.parametrize("positions", [name for name in POSITIONS if name != "none"])
+def test_several_tokens_at_once_equal_a_forward_pass(positions):
+  """With every position scheme, for rows whose prompts have different lengths."""
+  fields = dict(max_length=40, relative_position_buckets=8, relative_position_max_distance=16, scale_attention=True)
+  model = toy.model(toy.decoder(future_tokens=2, positions=positions, **fields))
+  tokens, prompts = np.random.default_rng(0).integers(2, 40, (2, 12)), np.array([5, 3])
+  is_prompt = (np.arange(6)[None] < prompts[:, None]).astype(np.int32)
+  batch = {"decoder_input_tokens": jnp.asarray(tokens[:, :6] * is_prompt), "decoder_causal_attention": is_prompt}
+  _, state = model.start_decode(batch, 8, with_future=True)
+  drafts = np.stack([row[length - 1 : length + 3] for row, length in zip(tokens, prompts, strict=True)])
+  found = jax.jit(lambda drafts, state: model.extend(drafts, state)[0][0])(jnp.asarray(drafts), state)
+  for row, length in enumerate(prompts):
+    expected = model({"decoder_input_tokens": jnp.asarray(tokens[row : row + 1, : length + 3])})[0, length - 1 :]
+    np.testing.assert_allclose(found[row], expected, atol=1e-4)
 
 
 def test_drafts_before_the_first_wrong_one_are_accepted():
