@@ -56,7 +56,7 @@ class Sift(HeadLosses):
     base = HeadLosses.from_config(run)
     settings: SiftConfig = run.sift or SiftConfig()
     for key in ("init_perturbation", "learning_rate", "steps"):
-      if getattr(settings, key) < 0:
+      if not getattr(settings, key) >= 0:
         raise UserError(f"config.sift.{key}={getattr(settings, key)}: must be at least 0")
     if not settings.weight > 0.0:
       raise UserError(
@@ -87,8 +87,8 @@ class Sift(HeadLosses):
   ) -> dict[str, jax.Array]:
     """Returns a perturbation that increases the divergence of predictions from `logits`, as a feature of the batch.
 
-    It starts as noise from a truncated normal distribution. Each step of gradient ascent divides a token's gradient by
-    the largest absolute value of its components. The result has no gradient.
+    It starts as normally distributed noise, cut off at two standard deviations. Each step of gradient ascent divides a
+    token's gradient by the largest absolute value of its components. The result has no gradient.
 
     Args:
       module: the model.
