@@ -207,6 +207,27 @@ def test_a_step_costs_what_the_loss_says():
   assert cost / plain_cost == pytest.approx(flops / plain_flops, rel=0.05)
 
 
+def test_the_search_is_not_differentiated_again(monkeypatch):
+  """A step can be traced although the backward pass of the search has no derivative, like that of a kernel."""
+
+  @jax.custom_jvp
+  def no_derivative(x):
+    return x
+
+  @no_derivative.defjvp
+  def refuse(primals, tangents):
+    raise AssertionError("the gradient of the search was differentiated")
+
+  once = jax.custom_vjp(jnp.square)
+  once.defvjp(lambda x: (jnp.square(x), x), lambda x, cotangent: (2.0 * no_derivative(x) * cotangent,))
+  real = sift.divergence
+  monkeypatch.setattr(sift, "divergence", lambda *given: once(real(*given)))
+  loss, graphdef, params, batch = case(heads=HEADS[:1])
+  weights = loss.weights(batch)
+  total = lambda params: sum(loss(nnx.merge(graphdef, params), batch, weights, key=toy.key(), train=True)[0].values())
+  jax.make_jaxpr(jax.grad(total))(params)
+
+
 def test_facts_of_the_table():
   """Features and data follow the row alone: a second loss of heads needs no other place."""
   assert losses.answered_by_heads_alone("sift") and losses.answered_by_heads_alone("heads")
