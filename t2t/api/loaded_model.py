@@ -519,6 +519,8 @@ class Model:
     width = predictor.bucket(len(ids), self.config.most_positions or 1 << 30)
     pad_id = max(self._vocabulary.pad_id, 0)
     batch = row_batches.features_of([{"inputs": ids}], width, side="encoder", pad_id=pad_id)
+    if self._framing.mask_id in ids:
+      batch = prompt_features.predicted_last(self.config, batch, self._framing.mask_id)
     return self._logits(batch)[: len(ids)]
 
   def _logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:

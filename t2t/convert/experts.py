@@ -16,8 +16,21 @@ MIXTRAL_NAMES = {name: path for name, path in decoders.LLAMA_NAMES.items() if ".
 
 
 def _read_mixtral(settings: hf_mappings.Settings) -> dict[str, Any]:
-  rotary = {"rope_theta": 1e6} if not settings.get("rope_parameters") else {}
-  return decoders.MISTRAL.read({"sliding_window": None} | rotary | dict(settings))
+  """Returns the fields that config.json has in another form.
+
+  transformers counts the balance of each selected expert, so that it is the number of selected experts if uniform.
+  """
+  base = {} if "rope_theta" in (settings.get("rope_parameters") or {}) else {"rope_theta": 1e6}
+  balance = settings.get("router_aux_loss_coef", 0.001) * settings.get("num_experts_per_tok", 2)
+  return {
+    **decoders.MISTRAL.read({"sliding_window": None} | base | dict(settings)),
+    "moe_balance_loss": balance,
+  }
+
+
+def _write_mixtral(fields: hf_mappings.Settings) -> dict[str, Any]:
+  coefficient = fields["moe_balance_loss"] / fields["moe_experts_per_token"]
+  return {**decoders.MISTRAL.write(fields), "router_aux_loss_coef": coefficient}
 
 
 MIXTRAL = dataclasses.replace(
@@ -34,14 +47,18 @@ MIXTRAL = dataclasses.replace(
     "rms_norm_eps": ("norm_epsilon", 1e-5),
     "num_local_experts": ("moe_experts", 8),
     "num_experts_per_tok": ("moe_experts_per_token", 2),
-    "router_aux_loss_coef": ("moe_balance_loss", 0.001),
     "router_jitter_noise": ("moe_jitter", 0.0),
   },
+  reads=(*decoders.MISTRAL.reads, "router_aux_loss_coef"),
   must={"output_router_logits": (False, True)},
   fields=decoders.MISTRAL.fields | {"feed_forward": "moe", "moe_normalize_gates": True},
   names=MIXTRAL_NAMES,
   read=_read_mixtral,
+  write=_write_mixtral,
 )
+
+
+_ROUTER_LOSSES = {"router_z_loss_coef": "moe_z_loss", "router_aux_loss_coef": "moe_balance_loss"}
 
 
 def _switch_names() -> dict[str, str | tuple[str, ...]]:
@@ -58,7 +75,8 @@ def _switch_names() -> dict[str, str | tuple[str, ...]]:
 def _read_switch(settings: hf_mappings.Settings) -> dict[str, Any]:
   """Returns the fields that config.json has in another form.
 
-  transformers makes layer i sparse if i modulo (layers // sparse layers) is 1.
+  transformers makes layer i sparse if i modulo (layers // sparse layers) is 1. It adds the router losses of encoder and
+  decoder, which are means over layers here.
   """
   encoder = settings.get("num_layers", 12)
   layers = {"encoder": encoder, "decoder": settings.get("num_decoder_layers", 12) or encoder}
@@ -82,6 +100,7 @@ def _read_switch(settings: hf_mappings.Settings) -> dict[str, Any]:
     "moe_first": int(steps["encoder"] > 1),
     "mlp_activation": hf_mappings.look_up(hf_mappings.PLAIN, "dense_act_fn", activation),
     "tied_logits": settings.get("tie_word_embeddings", True),
+    **{field: 2.0 * settings.get(key, 0.001) for key, field in _ROUTER_LOSSES.items()},
   }
 
 
@@ -104,6 +123,7 @@ def _write_switch(fields: hf_mappings.Settings) -> dict[str, Any]:
     "num_sparse_decoder_layers": fields["num_decoder_layers"] // fields["moe_every"],
     "dense_act_fn": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "tie_word_embeddings": fields["tied_logits"],
+    **{key: fields[field] / 2.0 for key, field in _ROUTER_LOSSES.items()},
   }
 
 
@@ -118,8 +138,6 @@ SWITCH = dataclasses.replace(
     "num_layers": ("num_encoder_layers", 12),
     "num_experts": ("moe_experts", 8),
     "expert_capacity": ("moe_capacity", 64),
-    "router_z_loss_coef": ("moe_z_loss", 0.001),
-    "router_aux_loss_coef": ("moe_balance_loss", 0.001),
     "router_jitter_noise": ("moe_jitter", 0.01),
   },
   must={

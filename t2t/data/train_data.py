@@ -29,7 +29,7 @@ from t2t.data.example_windows import labelled
 from t2t.data.sources import named
 from t2t.losses import answered_by_heads, answered_by_heads_alone, compares_texts
 from t2t.models import adapters as adapters_lib
-from t2t.models.config import ASKED_HEADS, HeadConfig
+from t2t.models.config import ASKED_HEADS, BESIDE_FIRST, EMBEDDINGS, HeadConfig
 from t2t.runtime import hosts
 
 _COUNTED = 1_000  # number of records that estimate the examples per record
@@ -512,6 +512,13 @@ def _check_ranks(config: Config) -> None:
         f"{data.inputs_length}: an example begins {half or data.inputs_length} tokens after the one before. Set "
         f"config.model.memory_reuse={half}."
       )
+    for key, table in (("beside_first", BESIDE_FIRST), ("embedding", EMBEDDINGS)):
+      row = getattr(model, key)
+      if feature_spec.RANKS in output_features and row and getattr(table[row], "reads_neighbors", False):
+        raise UserError(
+          f"{where}: tokens are predicted in an order of ranks, but config.model.{key}={row} lets each position read "
+          f"the next token. Set config.model.{key}={getattr(type(model), key)!r}."
+        )
     if model.two_streams and feature_spec.RANKS not in output_features:
       raise UserError(
         f"{where}: the examples have no ranks, but config.model.two_streams=True predicts tokens in the order of "

@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.inference import batch_inference, jsonl_io, prompt_builder, row_batches, samples
+from t2t.inference import batch_inference, jsonl_io, prompt_builder, prompt_features, row_batches, samples
 from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 
@@ -37,14 +37,14 @@ class Blanks:
   def __init__(self, vocabulary, architecture: str, *, special_tokens: str = "blanks"):
     from t2t.data import head_examples, vocabularies
 
-    self._vocabulary, self._mask_id = vocabulary, vocabularies.mask_id(vocabulary)
+    self._vocabulary, self.mask_id = vocabulary, vocabularies.mask_id(vocabulary)
     # Blanks are always parsed; without them there is nothing to fill.
     self._encode = functools.partial(
       vocabularies.encode_text, vocabulary, special_tokens="all" if special_tokens == "all" else "blanks"
     )
     framing = head_examples.Framing.of(vocabulary, architecture)
     self._begin, self._end = list(framing.begin), list(framing.end)
-    names = {self._mask_id: vocabularies.token_texts(vocabulary)[self._mask_id].strip()}
+    names = {self.mask_id: vocabularies.token_texts(vocabulary)[self.mask_id].strip()}
     if vocabularies.num_sentinels(vocabulary):
       names = {vocabularies.sentinel_ids(vocabulary, 1)[0]: "<extra_id_0>"} | names
     # Only names that the vocabulary itself parses.
@@ -61,22 +61,23 @@ class Blanks:
     for token, name in self._names.items():
       ids = self._encode(name.join(pieces))
       if ids.count(token) == len(pieces) - 1:
-        return [self._mask_id if token_id == token else token_id for token_id in ids]
+        return [self.mask_id if token_id == token else token_id for token_id in ids]
     # The vocabulary cannot parse its mask token.
     encoded = [self._encode(piece) for piece in pieces]
-    return [*encoded[0], *(token for piece_ids in encoded[1:] for token in (self._mask_id, *piece_ids))]
+    return [*encoded[0], *(token for piece_ids in encoded[1:] for token in (self.mask_id, *piece_ids))]
 
   def places(self, ids: Sequence[int]) -> list[int]:
     """Returns the positions of the masks."""
-    return [index for index, token in enumerate(ids) if token == self._mask_id]
+    return [index for index, token in enumerate(ids) if token == self.mask_id]
 
 
 def _likeliest(
-  graphdef: nnx.GraphDef, top: int, most: int, params: Params, batch: Batch
+  graphdef: nnx.GraphDef, top: int, most: int, mask_id: int, params: Params, batch: Batch
 ) -> tuple[jax.Array, jax.Array]:
   """Returns ids and log-probabilities of the likeliest tokens at batch["places"], best first, [batch, places, top]."""
   model, batch = nnx.merge(graphdef, params), dict(batch)
   places = batch.pop("places")
+  batch = prompt_features.predicted_last(model.config, batch, mask_id)
   hidden = jnp.take_along_axis(model(batch), places[..., None], axis=1)
   log_p = jax.nn.log_softmax(model.logits(hidden))
   # Embedding rows beyond the vocabulary have no token.
@@ -127,7 +128,7 @@ class Filling:
     pad_id = max(self._vocabulary.pad_id, 0)
     self._batches = row_batches.RowBatches(model.config, mesh, pad_id=pad_id, batch_size=batch_size, longest=longest)
     most = min(len(self._texts), model.config.vocab_size)
-    self._program: Callable = jax.jit(functools.partial(_likeliest, model.graphdef, top, most))
+    self._program: Callable = jax.jit(functools.partial(_likeliest, model.graphdef, top, most, self._blanks.mask_id))
     self.options = {"inputs_length": longest, "top": top} | prompt_builder.said(special_tokens)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:

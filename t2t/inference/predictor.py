@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.inference import decoding
-from t2t.inference.prompt_features import PromptFraming, Tokens, padded, prompt_features
+from t2t.inference.prompt_features import PromptFraming, Tokens, padded, predicted_last, prompt_features
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
@@ -203,6 +203,7 @@ class Predictor:
     for width, indices in by_width(widths, self._rows):
       rows = [pairs[i] for i in indices]
       features = scored_features(rows, width, architecture=architecture, framing=framing)
+      features = predicted_last(self._config, features, framing.mask_id)
       with jax.set_mesh(self._mesh):
         log_p[indices] = gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
       if on_batch is not None:

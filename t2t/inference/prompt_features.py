@@ -1,11 +1,13 @@
 """Features of prompts that a model generates text from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from t2t.models.architecture import ARCHITECTURES
+from t2t.models.config import TransformerConfig
 
 Tokens = Sequence[int]
 
@@ -80,3 +82,23 @@ def prompt_features(
     "encoder_segment_ids": padded([[1] * len(prompt) for prompt in prompts], width, 0),
     "decoder_input_tokens": np.full((len(prompts), 1), framing.bos_id, np.int32),
   }
+
+
+def predicted_last(config: TransformerConfig, features: Mapping[str, Any], mask_id: int | None) -> dict[str, Any]:
+  """Adds the ranks of a model with two streams: masks are predicted from all other tokens, and read by none.
+
+  The model was trained on orders of tokens, never on a mask. Other models are unchanged.
+
+  In:  encoder_input_tokens [[5, 9, 7, 0]] of which 9 is the mask, of a model with `two_streams`
+  Out: encoder_ranks [[0, 1, 0, 0]] besides
+
+  Args:
+    config: of the model.
+    features: of an encoder.
+    mask_id: of the vocabulary.
+
+  Source: Yang et al. 2019; transformers' `perm_mask` and `target_mapping`.
+  """
+  if not config.two_streams:
+    return dict(features)
+  return {**features, "encoder_ranks": (features["encoder_input_tokens"] == mask_id).astype(np.int32)}

@@ -802,6 +802,12 @@ class TransformerConfig:
       raise UserError(
         f"config.model.attention_scale_dim={self.attention_scale_dim} needs config.model.scale_attention=True"
       )
+    if self.global_tokens and self.attention != "longformer":
+      raise UserError(
+        f"config.model.global_tokens={self.global_tokens} needs config.model.attention=longformer, which encoder_only "
+        f"models have, but this model has config.model.architecture={self.architecture} and config.model.attention="
+        f"{self.attention}. Set config.model.global_tokens=''."
+      )
     if self.global_attention_first and self.global_attention_first >= self.global_attention_every:
       raise UserError(
         f"config.model.global_attention_first={self.global_attention_first}: must be below"

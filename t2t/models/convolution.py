@@ -17,6 +17,8 @@ class Convolution(nnx.Module):
   The matrix has the axes of left neighbour, token and right neighbour one after another: [3 * embed, embed].
   """
 
+  reads_neighbors = True
+
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     embed = config.embed_dim
     self.activation, self.dropout_rate = config.beside_first_activation, config.dropout_rate

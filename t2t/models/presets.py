@@ -636,7 +636,7 @@ def llama2(size: str) -> dict[str, object]:
 def mixtral(size: str) -> dict[str, object]:
   """Mixtral (Jiang et al. 2024): Llama with eight experts in each layer, two for each token."""
   changed = dict(feed_forward="moe", moe_experts=8, moe_experts_per_token=2, moe_normalize_gates=True)
-  return _llama(_row(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.02}
+  return _llama(_row(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.04}
 
 
 def switch(size: str) -> dict[str, object]:

@@ -48,6 +48,7 @@ class TrigramEmbed(layers.Embed):
   """
 
   parts = 3
+  reads_neighbors = True
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     if config.kind.is_generative or not config.embedding_dim:

@@ -293,6 +293,7 @@ def _sections(config: Config) -> Iterator[str]:
     ),
     ("model", disentangled, positions == "disentangled", why_positions),
     ("model", ("beside_first_activation",), bool(config.model.beside_first), "config.model.beside_first=''"),
+    *(("model", keys, is_read, why) for keys, is_read, why in _parts(config)),
     (
       "nan_policy",
       ("on_spike", "spike_window"),
@@ -347,6 +348,25 @@ def _sections(config: Config) -> Iterator[str]:
   if config.optimizer.no_decay != plain.optimizer.no_decay and not decays and config.optimizer.name != "lamb":
     no_decay = ",".join(config.optimizer.no_decay)
     yield f"config.optimizer.no_decay={no_decay} has no effect: config.optimizer.weight_decay=0.0"
+
+
+def _parts(config: Config) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+  """Yields keys of a part of the model, whether the model has the part, and the key that leaves it out."""
+  model = config.model
+  for key, value, keys in (
+    ("attention", "longformer", ("most_global_tokens", "attention_dilation")),
+    ("attention", "lsh", ("lsh_chunk", "lsh_rounds", "lsh_buckets", "lsh_every")),
+    ("positions", "relative_xl", ("relative_clamp", "relative_segments", "share_relative_biases")),
+  ):
+    yield keys, getattr(model, key) == value, f"config.model.{key}={getattr(model, key)}"
+  for key, keys in (
+    ("recurrence", ("step_signal", "halting_threshold")),
+    ("halting_threshold", ("ponder_coefficient",)),
+    ("logits_transform", ("logits_norm",)),
+    ("memory_length", ("memory_reuse",)),
+  ):
+    yield keys, bool(getattr(model, key)), f"config.model.{key}={getattr(model, key)!r}"
+  yield ("pipeline_microbatches", "pipeline_rounds"), config.mesh.stage > 1, f"config.mesh.stage={config.mesh.stage}"
 
 
 def _loss(config: Config) -> Iterator[str]:

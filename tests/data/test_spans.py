@@ -69,6 +69,13 @@ def test_docstring_example():
   }
 
 
+def test_the_question_of_roberta_ends_before_its_separators():
+  """Longformer makes these tokens global, like transformers' `_compute_global_attention_mask`."""
+  (window,) = make(5, 20, None, length=200, framing=Framing((0,), (2, 2), (2,)))
+  first_separator = window.inputs.tolist().index(2)
+  assert np.flatnonzero(window.token_types == 0).tolist() == list(range(first_separator))
+
+
 @hypothesis.given(
   strategies.integers(0, 90), strategies.integers(0, 500), strategies.data(), strategies.sampled_from([BERT, DECODER])
 )

@@ -28,7 +28,7 @@ def test_all_tokens_global_with_equal_projections_is_full_attention():
   params = params | {"encoder": {"layers": params["encoder"]["layers"] | {"self_attention": own}}}
   batch = toy.batch((7, 8), architecture="encoder_only")
   everywhere = batch | {"encoder_global_tokens": jnp.ones((2, 8), jnp.int32)}
-  full = toy.model(dataclasses.replace(config, attention="full", attention_window=0))
+  full = toy.model(dataclasses.replace(config, attention="full", attention_window=0, global_tokens=""))
   real = np.asarray(batch["encoder_target_tokens"]) > 0
   expected = toy.logits(nnx.merge(toy.split(full)[0], _without_global(params)), batch)
   np.testing.assert_allclose(
@@ -187,3 +187,8 @@ def test_flops_of_a_layer(length, dilation):
   projections = (4 + 2) * 16 * 4 * 6
   expected = 6 * 2 * (length * (projections + 2 * 16 * 32) + 2 * 4 * 6 * pairs)
   assert flops.model_flops(config, batch_size=2, lengths={"encoder": length}) == expected
+
+
+def test_global_tokens_in_a_decoder_are_an_error():
+  with pytest.raises(UserError, match=r"global_tokens=first needs .*attention=longformer.*architecture=decoder_only"):
+    toy.decoder(global_tokens="first")

@@ -51,6 +51,17 @@ def test_logits_loss_and_gradients_are_theirs(pair):
     assert terms["moe_dropped"] > 0
 
 
+def test_the_balance_loss_is_theirs(tmp_path):
+  """transformers averages over layers before the product, so the layer is one; its coefficient is half of t2t's."""
+  pair = parity.pair(TransformerConfig(**(MIXTRAL | dict(num_decoder_layers=1))), tmp_path)
+  batch = toy.batch((30, 7), (25, 31), padded_to=(31, 32), architecture="decoder_only")
+  expected = pair.theirs(**parity.inputs(batch), output_router_logits=True).aux_loss.item()
+  terms = jax.jit(lambda model, batch: model.hidden(batch).aux.terms)(pair.model, batch)
+  balance = terms["moe_balance"] / np.sum(parity.real(batch))
+  coefficient = pair.theirs.config.router_aux_loss_coef
+  assert pair.config.moe_balance_loss * balance == pytest.approx(coefficient * expected, rel=1e-4)
+
+
 def test_what_is_written_is_theirs(pair):
   """Greedy decoding from the cache."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1), architecture=pair.config.architecture)

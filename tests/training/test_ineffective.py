@@ -155,6 +155,23 @@ def test_writing_by_an_encoder_alone_is_reported():
   assert note == "config.eval.method=generate has no effect: an encoder alone generates no text"
 
 
+@pytest.mark.parametrize(
+  ("key", "why"),
+  [
+    ("most_global_tokens=3", "config.model.attention=full"),
+    ("lsh_rounds=9", "config.model.attention=full"),
+    ("relative_clamp=9", "config.model.positions=rotary"),
+    ("step_signal=learned", "config.model.recurrence=''"),
+    ("ponder_coefficient=0.5", "config.model.halting_threshold=0.0"),
+    ("logits_norm=layer", "config.model.logits_transform=False"),
+    ("memory_reuse=3", "config.model.memory_length=0"),
+    ("pipeline_rounds=2", "config.mesh.stage=1"),
+  ],
+)
+def test_keys_of_a_part_that_the_model_lacks_are_reported(key, why):
+  assert f"config.model.{key} has no effect: {why}" in notes(f"model.{key}", name="tiny_llama")
+
+
 def test_a_ratio_in_place_of_steps_is_reported():
   """A script may set one key on a config with the other."""
   config = load_config("tiny_t5")

@@ -102,7 +102,8 @@ def windows(
     inputs = np.concatenate([before, context.ids[start:stop], np.array(end, np.int32)])
     context_slice = slice(len(before), len(before) + stop - start)
     types, head_mask, targets, starts, ends = (np.full(len(inputs), x, np.int32) for x in (0, 0, 0, -1, -1))
-    types[len(before) :] = 1
+    # RoBERTa's two separators belong to neither text. It embeds no types; Longformer's question ends before them.
+    types[len(before) - (len(framing.between) if len(framing.between) > 1 else 0) :] = 1
     starts[context_slice], ends[context_slice] = context.starts[start:stop], context.ends[start:stop]
     nothing = 0 if framing.end else len(inputs) - 1
     head_mask[context_slice] = head_mask[nothing] = 1
