@@ -16,6 +16,7 @@ import tracemalloc
 from etils import epath
 import folders
 import foreign
+import ml_dtypes
 import numpy as np
 import pytest
 import toy
@@ -345,6 +346,11 @@ PUBLISHED = {
 _GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, initializer_range=0.02, head_dim=256)
 _GEMMA |= dict(attention_bias=False, attention_dropout=0.0, use_cache=True, pad_token_id=0, bos_token_id=2)
 _GEMMA |= dict(eos_token_id=1, torch_dtype="bfloat16", num_attention_heads=8, cache_implementation="hybrid")
+_T5GEMMA_2B = dict(hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_key_value_heads=4)
+_T5GEMMA_2B |= dict(max_position_embeddings=8192, rope_theta=10000.0, sliding_window=4096, vocab_size=256000)
+_T5GEMMA_2B |= dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=256) | _GEMMA
+_T5GEMMA_9B = _T5GEMMA_2B | dict(hidden_size=3584, intermediate_size=14336, num_hidden_layers=42)
+_T5GEMMA_9B |= dict(num_attention_heads=16, num_key_value_heads=8)
 RELEASED = {
   "distilbert-base-uncased": (
     dict(model_type="distilbert", activation="gelu", attention_dropout=0.1, dim=768, dropout=0.1, hidden_dim=3072)
@@ -399,6 +405,12 @@ RELEASED = {
     | dict(attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=256, vocab_size=262144),
     999_885_952,
   ),
+  # The sizes of google-deepmind/gemma; the folder also has transformers' defaults.
+  "google/t5gemma-9b-2b-ul2": (
+    dict(model_type="t5gemma", encoder=_T5GEMMA_9B, decoder=_T5GEMMA_2B, is_encoder_decoder=True, vocab_size=256000)
+    | dict(attention_dropout=0.0, dropout_rate=0.0, classifier_dropout_rate=0.0, torch_dtype="bfloat16"),
+    12_292_375_296,
+  ),
 }
 
 
@@ -440,6 +452,80 @@ def test_which_layers_of_a_gemma_see_all():
   ):
     with pytest.raises(hf_mappings.Unknown, match=reason):
       read(**changes)
+
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def test_a_t5gemma_without_sizes_has_those_of_transformers():
+  """Defaults are a 2B-2B; the window of the encoder includes one more position on each side."""
+  fields = read_fields("t5gemma", encoder={}, decoder={})
+  config = TransformerConfig(**(fields | dict(dtype="bfloat16", max_length=0)))
+  expected = TransformerConfig(**(presets.t5gemma("2b_2b") | dict(encoder_attention_window=4_096)))
+  assert config == expected
+
+
+@pytest.mark.parametrize(
+  ("encoder", "decoder", "pattern"),
+  [
+    ([LOCAL, GLOBAL], [LOCAL, GLOBAL, LOCAL], (2, 1)),
+    ([LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL], [LOCAL], (2, 1)),
+    ([GLOBAL, LOCAL], [GLOBAL, LOCAL, LOCAL], (3, 0)),
+    ([LOCAL, LOCAL], [LOCAL], (0, 0)),
+  ],
+)
+def test_layers_of_both_stacks_have_one_pattern(encoder, decoder, pattern):
+  """The shortest interval that describes both stacks; the export has the same layers."""
+  stack = lambda types: dict(layer_types=types, num_hidden_layers=len(types))
+  fields = read_fields("t5gemma", encoder=stack(encoder), decoder=stack(decoder))
+  assert (fields["global_attention_every"], fields["global_attention_first"]) == pattern
+  settings = settings_lib.write_settings(settings_lib.FAMILIES["t5gemma"], TransformerConfig(**fields))
+  assert settings["encoder"]["layer_types"] == encoder and settings["decoder"]["layer_types"] == decoder
+  assert settings["encoder"]["sliding_window"] == settings["decoder"]["sliding_window"] == 4096
+
+
+@pytest.mark.parametrize(
+  ("changes", "reason"),
+  [
+    (dict(encoder=dict(rms_norm_eps=1e-5)), "config.model.norm_epsilon would be 1e-05 in the encoder and 1e-06 in the"),
+    (dict(encoder=dict(attn_logit_softcapping=None)), "config.model.attention_softcap would be 0.0 in the encoder"),
+    (dict(encoder=dict(hidden_activation="silu")), "config.model.mlp_activation would be 'gated_silu'"),
+    (dict(decoder=dict(rope_theta=5e5)), "config.model.rotary_base would be 10000.0 in the encoder"),
+    (dict(decoder=dict(vocab_size=9)), "config.model.vocab_size would be 256000 in the encoder and 9"),
+    (dict(decoder=dict(attention_bias=True)), "decoder: attention_bias=True"),
+    (dict(encoder=dict(layer_types=[GLOBAL] * 26)), "sliding_attention only in both stacks, or in none"),
+    (dict(encoder=dict(layer_types=[GLOBAL, LOCAL] * 13)), "the encoder and the decoder have different patterns"),
+    (dict(encoder=dict(query_pre_attn_scalar=144)), "query_pre_attn_scalar is 144 in the encoder and 256 in the"),
+    (dict(is_encoder_decoder=False), "is_encoder_decoder=False"),
+  ],
+)
+def test_stacks_of_a_t5gemma_differ_in_sizes_only(changes, reason):
+  with pytest.raises(hf_mappings.Unknown, match=reason):
+    read_fields("t5gemma", **changes)
+
+
+def test_what_a_t5gemma_reads_otherwise_is_said():
+  """Windows in versions of transformers, and unknown keys of a stack."""
+  notes = settings_lib.FAMILIES["t5gemma"].notes({"encoder": {"sliding_window": 9, "mystery": 1}})
+  assert any("read 9 positions on each side in the encoder" in note and "read 8" in note for note in notes)
+  assert any("unknown keys in encoder: mystery" in note for note in notes)
+
+
+def test_stacks_of_a_t5gemma_have_the_special_ids(tmp_path):
+  """transformers reads padding and start of each stack there. The round trip changes no bit, in bfloat16 either."""
+  fields = dict(init_scale=0.02, vocab_size=384, encoder_attention_window=0, max_length=8192)
+  fields |= dict(relative_position_buckets=32, relative_position_max_distance=128)
+  config = dataclasses.replace(toy.KINDS["t5gemma"], logits_softcap=2.0, broadcast_dropout=False, **fields)
+  params = foreign.random_params(config)
+  huggingface.save(foreign.in_memory(config, params, vocabulary="bytes"), epath.Path(tmp_path), dtype="bfloat16")
+  settings = json.loads((tmp_path / "config.json").read_text())
+  for stack in ("encoder", "decoder"):
+    assert [settings[stack][f"{name}_token_id"] for name in ("pad", "eos", "bos")] == [0, 1, 0]
+  assert "model.decoder.layers.2.cross_attn.k_proj.weight" in foreign.safetensors(tmp_path)
+  again = huggingface.open_foreign(str(tmp_path))
+  assert again.model == dataclasses.replace(config, dtype="bfloat16")
+  for path, value in foreign.read(again).items():
+    np.testing.assert_array_equal(value, params[path].astype(ml_dtypes.bfloat16).astype(np.float32), err_msg=path)
 
 
 def read_fields(model_type, **settings):
@@ -596,7 +682,7 @@ def test_bases_of_rotary_positions_wherever_they_stand():
   assert not settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu_pytorch_tanh"})
 
 
-@pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
+@pytest.mark.parametrize("name", ["gemma3", "t5gemma2", "mbart"])
 def test_a_model_that_t2t_could_not_be_says_which_part(name):
   """The message is specific, not only about an unknown name."""
   words = "(the model includes .* t2t reads|t2t does not support (T5|mB))"

@@ -29,6 +29,9 @@ _ENCODER |= dict(max_length=15, norm_epsilon=1e-3, dropout_rate=0.0)
 _GEMMA = dict(norm_offset=True, branch_norm=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu")
 _GEMMA |= dict(num_kv_heads=1, attention_scale_dim=7, attention_window=3, num_decoder_layers=4)
 _GEMMA |= dict(global_attention_every=2, global_attention_first=1)
+_T5GEMMA = _DECODER | dict(num_kv_heads=1, num_encoder_layers=2, max_length=30, attention_window=2)
+_T5GEMMA |= dict(encoder_embed_dim=9, encoder_num_kv_heads=3, encoder_mlp_dim=7, encoder_attention_window=1)
+_T5GEMMA |= dict(encoder_num_heads=0, attention_softcap=2.0, logits_softcap=3.0)
 NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
 SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
 CONFIGS = {
@@ -42,6 +45,7 @@ CONFIGS = {
   "mistral": presets.llama2("7b") | _DECODER | dict(num_kv_heads=1, attention_window=3),
   "gemma2": presets.llama2("7b") | _DECODER | _GEMMA | dict(attention_softcap=2.0, logits_softcap=3.0),
   "gemma3": presets.llama2("7b") | _DECODER | _GEMMA | dict(qk_norm=True, rotary_base=9_000.0, local_rotary_base=700.0),
+  "t5gemma": presets.t5gemma("2b_2b") | _T5GEMMA,
   "qwen3": presets.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
   "bert": presets.bert("base") | _ENCODER | dict(heads=(NSP,)),
   "distilbert": presets.bert("base") | _ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
@@ -75,6 +79,8 @@ def inputs(features: transformer.Batch) -> dict[str, torch.Tensor]:
     input_ids=parity.as_torch(features["encoder_input_tokens"]),
     attention_mask=parity.as_torch(features["encoder_input_tokens"] > 0),
     decoder_input_ids=parity.as_torch(features["decoder_input_tokens"]),
+    # T5Gemma hides padding by default, also the first token.
+    decoder_attention_mask=torch.ones_like(parity.as_torch(features["decoder_input_tokens"])),
   )
 
 
