@@ -60,7 +60,12 @@ _NOT_READ = {
     "the model includes an image model, but t2t reads only text models. Give a Gemma3ForCausalLM with "
     "model_type=gemma3_text."
   ),
-  "t5gemma2": "t2t does not support T5Gemma 2, which has an image model, and merges self-attention and cross-attention",
+  "t5gemma2": (
+    "t2t does not support T5Gemma 2. It has an image model (vision_tower) and a vector for the end of images "
+    "(eoi_embedding). One softmax of the decoder covers the keys of both stacks (T5Gemma2MergedAttention). With an "
+    "even sliding_window the encoder's window is one position wider to the right. Give a T5Gemma 1, with "
+    "model_type=t5gemma."
+  ),
   "mbart": "t2t does not support mBART, which combines norms before the branches with a norm of the embeddings",
 }
 

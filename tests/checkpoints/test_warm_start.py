@@ -21,9 +21,10 @@ from t2t import __main__ as command
 from t2t.checkpoints import from_checkpoint, initialize, manager, pretrained, tensor_writer
 from t2t.checkpoints.warm_start import Taken, TransferPlan, plan, warm_start
 from t2t.configuration.loading import load_config, records
-from t2t.convert import huggingface
+from t2t.convert import huggingface, lazy_tensors
 from t2t.models import transformer
 from t2t.models.adapters.lora import LoraConfig
+from t2t.models.config import ENCODER_FIELDS
 from t2t.param_tree import join_frozen
 from t2t.training import optimizers, recipe, train_state
 
@@ -285,6 +286,20 @@ def test_what_is_taken(name):
   found = plan("X", BERT, ours, **changes)
   assert found.taken == {path: name for path, name in expected.items() if name}
   assert found.shared == ({"encoder/layers/mlp/up": (0, 1)} if name == "fewer layers" else {})
+
+
+def test_a_gemma_2_is_taken_for_both_stacks_of_a_t5gemma():
+  """Layers and embedding of a decoder go to the encoder, too; only cross-attention is fresh (docs/recipe.md)."""
+  sizes = {name: 0 for name in ENCODER_FIELDS} | dict(num_encoder_layers=3)
+  both = dataclasses.replace(toy.KINDS["t5gemma"], **sizes)
+  alone = dataclasses.replace(both, architecture="decoder_only", num_encoder_layers=0, own_encoder_embedding=False)
+  theirs, ours = ({path: x.shape for path, x in lazy_tensors.expected(config).items()} for config in (alone, both))
+  parts = ("embed", "embed=encoder/embed", "decoder", "decoder=encoder")
+  taken = plan("X", theirs, ours, fresh=("cross_attention",), parts=parts).taken
+  assert taken["encoder/embed/table"] == taken["embed/table"] == "embed/table"
+  assert taken["encoder/layers/self_attention/key"] == "decoder/layers/self_attention/key"
+  assert set(taken.values()) == theirs.keys()
+  assert all("cross_attention" in path for path in ours.keys() - taken.keys())
 
 
 WRONG = {
