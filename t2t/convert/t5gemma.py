@@ -62,8 +62,10 @@ def _pattern(stacks: dict[str, dict[str, Any]]) -> dict[str, int]:
   for like in sorted(stacks.values(), key=lambda fields: fields.get(_GLOBAL[0], 0)):
     if all(_global_layers(fields, fields) == _global_layers(fields, like) for fields in stacks.values()):
       return {name: like.get(name, 0) for name in _GLOBAL}
+  layers = {side: _global_layers(fields, fields) for side, fields in stacks.items()}
   raise hf_mappings.Unknown(
-    "layer_types of the encoder and the decoder have different patterns; t2t supports only one pattern"
+    f"layer_types: the encoder has full_attention in the layers {layers['encoder']}, and the decoder in "
+    f"{layers['decoder']}, but t2t supports only one pattern"
   )
 
 
