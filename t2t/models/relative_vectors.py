@@ -56,7 +56,7 @@ class Pairs:
     return self.row(sign * (jnp.arange(second + first) - (first - 1)))
 
   def _decoded(self, vectors: jax.Array) -> jax.Array:
-    """Returns the vectors of the pairs in decoding, [heads, query positions, key, kv]; all beams are at one position."""
+    """Returns vectors of the pairs in decoding, [heads, query positions, key, kv]; all beams are at one position."""
     keys = jnp.asarray(self.call.mask.key_positions(self._num_keys))
     return vectors[:, self.row(keys - self.call.mask.query_indices(self.call.query_positions)[:, None])]
 

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, auxiliary, layer_memory, layers, remat, stage_pipeline
+from t2t.models import attention, auxiliary, layer_memory, layers, remat
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import BESIDE_FIRST, EMBEDDINGS, RECURRENCES, TransformerConfig
@@ -498,8 +498,12 @@ class Stack(nnx.Module):
     # What inference keeps of each layer is small in training, or absent.
     is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
     stages, parts = sharding.num_shards("stages"), sharding.num_shards("microbatch")
-    schedule = stage_pipeline.of_batch(config, x.shape[0], stages=stages, parts=parts)
-    if schedule is None or is_inference:
+    schedule = None
+    if stages > 1 and not is_inference:
+      from t2t.models import stage_pipeline  # few runs have stages
+
+      schedule = stage_pipeline.of_batch(config, x.shape[0], stages=stages, parts=parts)
+    if schedule is None:
       progress, (cached, states, aux) = run_layers(progress, layer_inputs, rows, self.position_bias)
     else:
       policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)

@@ -7,6 +7,7 @@ must be loaded to find its features.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 from flax import nnx
 import jax
@@ -19,7 +20,6 @@ from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models import adapters as adapters_lib
-from t2t.models import stage_pipeline
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.param_tree import Params, join_frozen, matches, path_name, split_frozen
@@ -33,6 +33,9 @@ from t2t.training import (
   train_state,
   train_step,
 )
+
+if TYPE_CHECKING:
+  from t2t.models import stage_pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -552,9 +555,13 @@ def check_pipeline(config: Config, mesh: jax.sharding.Mesh) -> None:
       )
 
 
-def pipeline_schedule(config: Config, mesh: jax.sharding.Mesh) -> stage_pipeline.Schedule | None:
+def pipeline_schedule(config: Config, mesh: jax.sharding.Mesh) -> "stage_pipeline.Schedule | None":
   """Returns the schedule of a training step's pipelines, one for each accumulated microbatch; None without stages."""
   stages, parts = (sharding.num_shards(axis, mesh) for axis in ("stages", "microbatch"))
+  if stages == 1:
+    return None
+  from t2t.models import stage_pipeline
+
   return stage_pipeline.of_batch(
     config.model, config.train.batch_size // config.train.microbatches, stages=stages, parts=parts
   )
