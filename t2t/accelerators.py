@@ -116,12 +116,14 @@ def peak_flops(device_kind: str) -> float | None:
   return PEAK_FLOPS.get(device_kind)
 
 
-def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], number: float) -> float:
+def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], number: float, *, kind: str = "") -> float:
   """Returns the seconds that a device needs to send `number` bytes along `axes` of the mesh over all links in use.
 
   Along each torus dimension that the axes cover, a ring sends in both directions and an open line in one. Devices
   between neighbours of the group share the links. For a group over several slices, each device of a slice sends its
   part from slice to slice.
+
+  An all-to-all (`kind`) sends each byte to one device, over all links on the way, and the busiest link decides.
   """
   if not chip.wraps_from:
     return number / chip.link_bandwidth
@@ -138,8 +140,10 @@ def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], numbe
   sides = np.max([device.coords for device in mesh.devices.flat], axis=0) + 1
   places = [np.unique(column) for column in coords.T]
   strides = [int(np.diff(column).min(initial=side)) for column, side in zip(places, sides, strict=True)]
-  links = _links(chip, [len(column) for column in places], sides, strides)
-  return seconds + number / (chip.link_bandwidth * (links or _ACROSS_A_CHIP))
+  covered = [len(column) for column in places]
+  if kind == "all-to-all" and max(covered) > 1:
+    return seconds + number * _crossings(chip, covered, sides, strides) / chip.link_bandwidth
+  return seconds + number / (chip.link_bandwidth * (_links(chip, covered, sides, strides) or _ACROSS_A_CHIP))
 
 
 def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int], strides: Sequence[int]) -> float:
@@ -149,6 +153,21 @@ def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int], strides: Se
     if part > 1:
       number += (2 if part * stride >= side >= chip.wraps_from else 1) / stride
   return number
+
+
+def _crossings(chip: Chip, covered: Sequence[int], sides: Sequence[int], strides: Sequence[int]) -> float:
+  """Returns the load of the busiest link in an all-to-all, as a multiple of the bytes that a chip sends.
+
+  In a ring of n chips half of the bytes cross each of two cuts, in a line one; a cut has two links of each direction or
+  one. See `_links`.
+  """
+  number = math.prod(covered)
+  loads = [
+    stride * part / (8 if part * stride >= side >= chip.wraps_from else 4)
+    for part, side, stride in zip(covered, sides, strides, strict=True)
+    if part > 1
+  ]
+  return max(loads) * number / (number - 1)
 
 
 def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:

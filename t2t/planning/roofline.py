@@ -105,13 +105,13 @@ def times(
       left[-1] = item.times * max(computing, streamed)
       took[bound_by] += left[-1]
   per_byte = {
-    axes: accelerators.send_seconds(chip, mesh, axes, 1.0)
-    for axes in {collective.axes for collective in program.collectives}
+    (kind, axes): accelerators.send_seconds(chip, mesh, axes, 1.0, kind=kind)
+    for kind, axes in {(collective.kind, collective.axes) for collective in program.collectives}
   }
   links: dict[str, float] = {}
   waiting: dict[str, float] = {}
   for item in program.collectives:
-    seconds = item.times * item.bytes * per_byte[item.axes]
+    seconds = item.times * item.bytes * per_byte[item.kind, item.axes]
     links[name(item.axes)] = links.get(name(item.axes), 0.0) + seconds
     for index in item.beside or ():
       if not seconds:

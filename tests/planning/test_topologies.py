@@ -1,5 +1,8 @@
 """Chips of a slice, and the links of a mesh's axes on them, by device descriptions."""
 
+import collections
+import functools
+import itertools
 import types
 
 import jax
@@ -61,6 +64,32 @@ def test_bandwidth_of_axes():
   assert accelerators.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
   # Each of the four chips of a slice sends a quarter to the other slice.
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
+
+
+def busiest(size: int, *, ring: bool) -> float:
+  """Returns the load of the busiest link if each chip sends one byte, in equal parts to all others."""
+  loads = collections.Counter()
+  for first, last in itertools.permutations(range(size), 2):
+    distance = (last - first) % size
+    steps = [step for step in (1, -1) if (distance if step == 1 else size - distance) * 2 <= size]
+    for step in steps if ring else [1 if last > first else -1]:
+      at = first
+      while at != last:
+        loads[at, step] += 1 / (size - 1) / (len(steps) if ring else 1)
+        at = (at + step) % size
+  return max(loads.values())
+
+
+def test_an_all_to_all_crosses_many_links():
+  """As on shortest paths, chip by chip; several sides carry it at once, and the longest decides."""
+  v5e, v5p = accelerators.CHIPS["TPU v5 lite"], accelerators.CHIPS["TPU v5"]
+  seconds = functools.partial(accelerators.send_seconds, kind="all-to-all")
+  assert seconds(v5e, torus(16, 16), ("x",), 50e9) == pytest.approx(busiest(16, ring=True))
+  assert seconds(v5e, torus(4, 8), ("y",), 50e9) == pytest.approx(busiest(8, ring=False))
+  assert seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == pytest.approx(1)
+  assert seconds(v5p, torus(4, 4, 8), ("x", "y", "z"), 100e9) == pytest.approx(
+    busiest(8, ring=True) * 7 / 8 * 128 / 127
+  )
 
 
 def chips_of(kind: str, *sides: int) -> list:
