@@ -216,6 +216,24 @@ def test_flops_of_splash_attention(causal, segments):
   assert not found.uncounted
 
 
+def test_flops_of_a_grouped_product():
+  """Tiles of rows that two groups share are computed twice; with experts on 4 devices groups fill a quarter."""
+  noted = 'backend_config={"cost_estimate":{"flops":"6400","transcendentals":"0"}}'
+  text = f"""
+    %number = s32[] parameter(0)
+    %starts = s32[9]{{0}} parameter(1)
+    %groups = s32[71]{{0}} parameter(2)
+    %rows = bf16[512,16]{{1,0}} parameter(3)
+    %matrices = bf16[8,16,16]{{2,1,0}} parameter(4)
+    ROOT %transpose_jvp_jit_gmm___.2 = bf16[512,16]{{1,0}} custom-call(%number, %starts, %groups, %groups, %rows, \
+%matrices), custom_call_target="tpu_custom_call", {noted}
+    """.replace("\\\n", "")
+  (kernel,) = analyse(text).operations
+  assert (kernel.flops, kernel.busy_flops, kernel.is_kernel) == (6400, 100 * 71, False)
+  (kernel,) = analyse(text, mesh={"expert": 4}).operations
+  assert (kernel.flops, kernel.busy_flops) == (1600, 100 * (16 + 7))
+
+
 def test_a_kernel_that_is_not_known_is_named():
   """Its FLOPs are not silently zero."""
   call = 'ROOT %mystery.12 = f32[4]{0} custom-call(), custom_call_target="tpu_custom_call"'
