@@ -101,7 +101,7 @@ class Moe(FeedForward):
     """
     config, (batch, _, embed) = self.config, x.shape
     num_slots = config.moe_experts * capacity
-    # Each device sorts and copies its own rows; the compiler would partition these gathers badly.
+    # Each device assigns and copies its own rows; the compiler would partition these gathers badly.
     per_row = lambda function, *in_axes: _on_rows(function, batch, in_axes)
     assign = functools.partial(_slots_of, num_experts=config.moe_experts, capacity=capacity)
     fill = functools.partial(_fill_slots, num_slots=num_slots)
@@ -386,8 +386,9 @@ def _ranks(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
 
 def _choice_of_slot(slot: jax.Array, num_slots: int) -> jax.Array:
   """Returns the choice in each slot, int [slots]; the number of choices for empty slots."""
-  slot = slot.reshape(-1)
-  return jnp.full(num_slots, slot.size).at[slot].set(jnp.arange(slot.size), mode="drop", unique_indices=True)
+  slot, choices = slot.reshape(-1), jnp.arange(slot.size)
+  slot = jnp.where(slot < num_slots, slot, num_slots + choices)  # unique, so that libtpu needs no sort
+  return jnp.full(num_slots, slot.size).at[slot].set(choices, mode="drop", unique_indices=True)
 
 
 def _rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
