@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.models import transformer
+from t2t.models import quantized_matmul, transformer
 
 
 def abstract_params(**fields) -> nnx.State:
@@ -128,3 +128,26 @@ def test_a_parameter_whose_axes_do_not_fit_is_an_error():
   assert sharding.logical_axes("w", (3, 4, 5), ("embed", "mlp")) == ("layers", "embed", "mlp")
   with pytest.raises(ValueError, match="parameter w has the shape"):
     sharding.logical_axes("w", (3,), ("embed", "mlp"))
+
+
+@pytest.mark.parametrize(
+  "sizes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"dcn_data": 2, "fsdp": 2, "tensor": 2}], ids=str
+)
+def test_a_product_keeps_its_rows_on_devices_with_few(sizes):
+  """XLA exchanges them with a matrix that is split as (tensor, fsdp), and a result that is split by features."""
+  random = np.random.default_rng(0)
+  x, kernel = (random.standard_normal(shape).astype(np.float32) for shape in ((4, 6, 16), (16, 32)))
+  mesh = sharding.make_mesh({"data": 1} | sizes)
+
+  def step(x, kernel, cotangent):
+    product = lambda x, kernel: sharding.split_residual(quantized_matmul.product(x, kernel, axes=("mlp", "embed")))
+    y, transpose = jax.vjp(product, sharding.shard(x, "batch", "length", "mlp"), kernel)
+    return y, *transpose(cotangent)
+
+  cotangent = random.standard_normal((4, 6, 32)).astype(np.float32)
+  with jax.set_mesh(mesh):
+    kernel_sharding = jax.NamedSharding(mesh, jax.P("tensor", "fsdp"))
+    found = jax.jit(step, in_shardings=(sharding.batch_sharding(mesh), kernel_sharding, None))(x, kernel, cotangent)
+  expected = x @ kernel, cotangent @ kernel.T, np.einsum("blk,bln->kn", x, cotangent)
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-4)

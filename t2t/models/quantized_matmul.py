@@ -48,6 +48,7 @@ def product(
     gradient_dtype, quantization: see `TransformerConfig`.
     axes: logical names of the kernel's axes; None: not sharded.
   """
+  kernel = sharding.gather_exchanged(kernel, axes)
   sum_dtype = summed_in(gradient_dtype, x.dtype.name)
   # The forward product sums over the first axis, the backward product over the second.
   kinds = tuple("" if axis and sharding.num_shards(axis) > 1 else quantization for axis in axes)

@@ -475,35 +475,12 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
       f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s). Give a multiple "
       f"of {shards}."
     )
-  _check_rows_per_device(config, mesh)
   model = config.model
   for key in ("num_heads", "num_kv_heads", "encoder_num_heads", "encoder_num_kv_heads"):
     if (heads := getattr(model, key)) % mesh.shape["tensor"]:
       works = [n for n in range(1, heads + 1) if heads % n == 0]
       raise UserError(
         f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads}. Give one of {works}."
-      )
-
-
-def _check_rows_per_device(config: Config, mesh: jax.sharding.Mesh) -> None:
-  """Refuses meshes for which XLA exchanges rows: data of 2 or more, fsdp 2 and tensor 2, with one row per device.
-
-  Found with jax 0.10.2 in both partitioners: the product with a matrix that is split as (tensor, fsdp), reduced into
-  features that are split over tensor. With two rows per device, or other sizes, results are right.
-  """
-  sizes, shards = mesh.shape, sharding.num_shards("batch", mesh)
-  copies = sizes["data"] * sizes.get("dcn_data", 1)
-  if copies == 1 or (sizes["fsdp"], sizes["tensor"]) != (2, 2):
-    return
-  for key, rows in (
-    ("train.batch_size", config.train.batch_size // config.train.microbatches),
-    ("eval.batch_size", config.eval.batch_size),
-  ):
-    if rows == shards:
-      raise UserError(
-        f"config.{key}: one row per device on the mesh data {copies} x fsdp 2 x tensor 2 gives wrong values, because "
-        f"the compiler exchanges rows. Give config.{key}={2 * getattr(config, key.split('.')[0]).batch_size}, or "
-        "another mesh."
       )
 
 
