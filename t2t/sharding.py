@@ -302,11 +302,12 @@ def gather_exchanged(x: jax.Array, axes: tuple[str | None, str | None]) -> jax.A
   """Gathers a matrix, [in, out], before products of which XLA would exchange rows between devices.
 
   Found with jax 0.10.2 in both partitioners: with several copies of the parameters, and `fsdp` and `tensor` of the same
-  size, products with a matrix split as (tensor, fsdp) into features split over tensor are wrong for few rows.
+  size, products with a matrix split along both, into features split over tensor, are wrong for few rows. Such products
+  are in the forward pass if the matrix is split as (tensor, fsdp), otherwise in the backward pass.
   """
   shape = jax.sharding.get_abstract_mesh().shape
   first, last = axes
-  if first is None or last is None or num_copies() == 1 or num_shards(first) == 1:
+  if first is None or last is None or num_copies() == 1 or num_shards(first) == num_shards(last) == 1:
     return x
   return gather(x, (first, last)) if shape.get("fsdp") == shape.get("tensor") else x
 
