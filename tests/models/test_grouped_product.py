@@ -15,7 +15,8 @@ WIDTHS = (128, 256)
 
 def test_the_kernel_equals_the_product_of_xla(monkeypatch):
   """Rows after the last group are undefined, and are neither read nor counted in gradients."""
-  monkeypatch.setattr(grouped_matmul, "TILES", (256, 128, 128))
+  for tiles in ("TILES", "GRADIENT_TILES"):
+    monkeypatch.setattr(grouped_matmul, tiles, (256, 128, 128))
   rows = grouped_matmul.num_rows(600)
   assert rows == 768
   keys = [toy.key(seed) for seed in range(3)]
