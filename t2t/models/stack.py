@@ -498,18 +498,15 @@ class Stack(nnx.Module):
     # What inference keeps of each layer is small in training, or absent.
     is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
     stages, parts = sharding.num_shards("stages"), sharding.num_shards("microbatch")
-    schedule = None
+    run_pipeline: Callable = run_layers
     if stages > 1 and not is_inference:
       from t2t.models import stage_pipeline  # few runs have stages
 
       schedule = stage_pipeline.of_batch(config, x.shape[0], stages=stages, parts=parts)
-    if schedule is None:
-      progress, (cached, states, aux) = run_layers(progress, layer_inputs, rows, self.position_bias)
-    else:
-      policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)
-      progress, (cached, states, aux) = stage_pipeline.run(
-        run_layers, progress, layer_inputs, rows, self.position_bias, schedule, remat_policy=policy
-      )
+      if schedule is not None:
+        policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)
+        run_pipeline = functools.partial(stage_pipeline.run, run_layers, plan=schedule, remat_policy=policy)
+    progress, (cached, states, aux) = run_pipeline(progress, layer_inputs, rows, self.position_bias)
     output = recurrence.finish(progress, real) if recurrence else auxiliary.Hidden(progress)
     x, aux = output.x, auxiliary.with_outputs(auxiliary.of_layers(aux), output.aux)
     x = x if self.norm is None else self.norm(x)
