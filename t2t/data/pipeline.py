@@ -29,6 +29,7 @@ from t2t.data import (
   untruncated_lengths,
 )
 from t2t.data.sources import bad_records
+from t2t.models.architecture import architecture_of
 from t2t.models.config import HeadConfig
 from t2t.runtime import console
 
@@ -171,9 +172,16 @@ def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
 def plan(
   data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, *, train: bool, seed: int
 ) -> example_windows.DataPlan:
-  """Returns the plan of a task's rows: the training split, repeated, if `train`; otherwise the held-out split."""
+  """Returns the plan of a task's rows: the training split, repeated, if `train`; otherwise the held-out split.
+
+  Raises:
+    UserError: rows cannot continue, see `_check_continues`.
+  """
+  planned_task = task_resolution.for_architecture(task, architecture)
+  if data.continuous_rows:
+    _check_continues(data, architecture, planned_task)
   return example_windows.DataPlan(
-    task_resolution.for_architecture(task, architecture),
+    planned_task,
     split=split_of(data, train=train),
     lengths=feature_lengths(data, architecture, task),
     convert=functools.partial(model_features, data, architecture, task),
@@ -182,6 +190,25 @@ def plan(
     train=train,
     continuous=data.continuous_rows,
   )
+
+
+def _check_continues(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> None:
+  """Checks that rows of a task may continue.
+
+  Raises:
+    UserError: the rows are of several tasks, or begin with inputs.
+  """
+  tasks, where = task_resolution.tasks_of(task), f"config.data.continuous_rows=True, but {data.named}"
+  off = "--config.data.continuous_rows=False with --config.model.memory_length=0"
+  if len(tasks) > 1:
+    raise UserError(
+      f"{where} mixes {len(tasks)} tasks, whose rows do not continue each other. Give one task of plain text, or {off}."
+    )
+  if architecture_of(architecture).is_decoder_only and "inputs" in task.output_features:
+    raise UserError(
+      f"{where}: the task {task.name} has inputs, so each row begins a text. Give a task of plain text, such as "
+      f"config.data.objective=causal_lm of files, or {off}."
+    )
 
 
 # ---- Batches ---------------------------------------------------------------------------------------------------------

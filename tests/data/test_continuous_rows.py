@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import seqio
 import tensorflow as tf
 from test_example_windows import (  # noqa: F401
   assert_same,
@@ -11,6 +12,7 @@ from test_example_windows import (  # noqa: F401
   batches,
   files,
   mesh,
+  register,
   small,
   take,
 )
@@ -133,3 +135,19 @@ def test_a_memory_and_rows_that_continue_need_each_other():
   ):
     with pytest.raises(UserError, match=message):
       run(**keys)
+
+
+def test_rows_of_several_tasks_or_with_inputs_are_refused(files, register):  # noqa: F811
+  """Before anything is read; a mixture has one name."""
+  data = dataclasses.replace(files, continuous_rows=True, objective="prefix_lm")
+  with pytest.raises(UserError, match="continuous_rows=True, but config.data.files=.*: the task files has inputs"):
+    pipeline.plan(data, "decoder_only", pipeline.load_task(data), train=True, seed=0)
+  names = [register(f"continuous_{number}", number=number) for number in range(2)]
+  seqio.MixtureRegistry.add("continuous_mixture", names, default_rate=1)
+  try:
+    mixed = dataclasses.replace(data, files="", mixture="continuous_mixture", eval_split="train")
+    task = pipeline.load_task(mixed)
+    with pytest.raises(UserError, match="config.data.mixture=continuous_mixture mixes 2 tasks"):
+      pipeline.plan(mixed, "decoder_only", task, train=True, seed=0)
+  finally:
+    seqio.MixtureRegistry.remove("continuous_mixture")
