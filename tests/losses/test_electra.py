@@ -242,6 +242,25 @@ def test_a_generator_may_stay_as_it_is():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_both_models_in_a_pipeline(microbatches):
+  """The tokens that replace others are drawn outside of the layers, so two stages draw as one device does."""
+  loss = loss_of(num_layers=2)
+  model = dataclasses.replace(MODEL, num_encoder_layers=4, pipeline_microbatches=microbatches, unroll=1)
+  pair, batch = pair_of(loss, model), batch_of()
+  expected = jax.device_get(gradient(loss, pair, batch))
+  mesh = sharding.make_mesh({"stage": 2}, devices=jax.devices()[:2])
+  graphdef, params = nnx.split(pair, graph=False)
+  placed = jax.device_put(nnx.to_pure_dict(params), sharding.param_shardings(params, mesh))
+  with jax.set_mesh(mesh):
+    rows = jax.device_put(batch, sharding.batch_sharding(mesh))
+    grads, metrics = jax.device_get(gradient(loss, nnx.merge(graphdef, placed), rows))
+  toy.assert_trees_close(metrics, expected[1])
+  toy.assert_trees_close(nnx.to_pure_dict(grads), nnx.to_pure_dict(expected[0]), atol=1e-4, rtol=1e-4)
+  assert float(metrics["replaced"].value()) > 0
+
+
+@pytest.mark.exhaustive
 def test_evaluation_draws_the_same_again():
   loss, batch = loss_of(), batch_of()
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
