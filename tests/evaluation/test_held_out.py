@@ -17,7 +17,7 @@ text = test_train.text  # fixture
 def test_the_loss_of_a_checkpoint_is_that_of_its_last_evaluation(text, tmp_path, capsys):
   """With the memory of training, of another length, and on a part of the text; another loss is refused."""
   run, out = tmp_path / "run", tmp_path / "eval"
-  training = test_memory_run.run(text, run, 2, "--config.eval.batches=1000")
+  training = test_memory_run.run(text, run, 2, "--config.eval.batches=1000", "--config.eval.num_logged_samples=1")
   assert command.main(training) == 0
   (expected,) = test_train.losses(run, "eval/loss").values()
   config = [

@@ -50,7 +50,7 @@ def test_stopped_after_every_step_equals_never_stopped(name, tmp_path):
 
 text = test_train.text  # fixture
 _XL = (
-  "--config=transformer_xl",
+  "--config=transformer_xl_enwik8_base",
   *test_train.SMALL,
   "--config.model.num_decoder_layers=2",
   "--config.model.memory_length=40",
