@@ -44,14 +44,18 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
       f"config.eval.method={METHOD} measures the cross-entropy of tokens, but config.train.loss={config.train.loss}. "
       "Give --config.train.loss=cross_entropy, or another config.eval.method."
     )
-  built = recipe.make(config)
-  mesh, _ = mesh_selection.make(config)
   batch_size, number = config.eval.batch_size or config.train.batch_size, config.eval.max_examples
   batches = -(-number // batch_size) if number else _ALL
+  # The rows of training have no part in this, so they need not fit the mesh.
+  config = config.with_(
+    train={"batch_size": batch_size, "microbatches": 1}, eval={"batch_size": batch_size, "batches": batches}
+  )
+  built = recipe.make(config)
+  mesh, _ = mesh_selection.make(config)
   with jax.set_mesh(mesh):
     recipe.check_sizes(config, mesh)
     recipe.check_lengths(config, mesh)
-    held_out = train_data.eval_batches(config.with_(eval={"batches": batches}), mesh)
+    held_out = train_data.eval_batches(config, mesh)
     model = pretrained.load(source, mesh)
     collections = {name: value for name, value in built.collections.items() if value.by_row}
     state = TrainState(jnp.zeros((), jnp.int32), model.params, {}, (), dict.fromkeys(collections, {}))
