@@ -16,24 +16,29 @@ from t2t.models import presets
 SIZES = presets.DEBERTA_V3_SIZES
 
 
-def get_config(size: str = "base") -> ConfigDict:
-  """Returns the config for one of SIZES."""
-  config = deberta.get_config("base")
-  config.model.update(presets.deberta_v3(size))
-  config.model.update(
-    vocab_size=128_128,  # rounded up to a multiple of 128 for the mesh
+def with_generator(config: ConfigDict) -> ConfigDict:
+  """Makes the model a detector of replaced tokens, and adds a generator of the same width with half of the layers."""
+  model = config.model
+  model.update(
     absolute_positions="",  # only the generator has an enhanced mask decoder
     embedding_difference=True,
     vocabulary_head=False,
     heads=({"name": "replaced", "kind": "detector", "num_classes": 1},),
   )
+  electra.with_generator(config, model.embed_dim, model.num_heads, model.mlp_dim, model.num_encoder_layers // 2)
+  config.electra.mask_decoder = True
+  return config
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """Returns the config for one of SIZES."""
+  config = deberta.get_config("base")
+  config.model.update(presets.deberta_v3(size))
+  config.model.vocab_size = 128_128  # rounded up to a multiple of 128 for the mesh
   config.data.mixture = "c4_masked_lm"
   config.data.objective = "masked_lm"  # for the user's own files
   config.train.steps = 500_000
   config.train.batch_size = 8_192
   config.optimizer.learning_rate = 3e-4 if size == "large" else 6e-4
   config.optimizer.b2 = 0.98
-  model = config.model
-  electra.with_generator(config, model.embed_dim, model.num_heads, model.mlp_dim, model.num_encoder_layers // 2)
-  config.electra.mask_decoder = True
-  return config
+  return with_generator(config)
