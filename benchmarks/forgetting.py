@@ -124,8 +124,13 @@ def _arguments(workdir: pathlib.Path, mixture: str, *, seed: int, steps: int) ->
   return ["train", *_MODEL, *run, "--workdir", str(workdir)]
 
 
-def run(arguments: list[str], out: pathlib.Path) -> float:
+def run(arguments: list[str], out: pathlib.Path, *, devices: int = 1) -> float:
   """Runs a command without output, unless it was completed before; returns its seconds.
+
+  Args:
+    arguments: of `t2t`.
+    out: file or folder that the command writes.
+    devices: number of CPU devices; several need a process of their own.
 
   Raises:
     UserError: the command failed; includes the end of its output.
@@ -134,16 +139,25 @@ def run(arguments: list[str], out: pathlib.Path) -> float:
   if done.exists() and (record := json.loads(done.read_text()))["arguments"] == arguments and out.exists():
     return record["seconds"]
   shutil.rmtree(out, ignore_errors=True)
-  started, output = time.monotonic(), io.StringIO()
-  with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-    code = command.main(arguments)
+  started = time.monotonic()
+  code, output = _run(arguments, devices)
   if code:
-    raise UserError(
-      f"t2t {shlex.join(arguments)}: exited with {code}; fix the error and rerun\n{output.getvalue()[-2_000:]}"
-    )
+    raise UserError(f"t2t {shlex.join(arguments)}: exited with {code}; fix the error and rerun\n{output[-2_000:]}")
   seconds = time.monotonic() - started
   done.write_text(json.dumps({"arguments": arguments, "seconds": seconds}) + "\n")
   return seconds
+
+
+def _run(arguments: list[str], devices: int) -> tuple[int, str]:
+  """Runs a command; returns its exit code and its output."""
+  if devices > 1:
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([sys.executable, "-m", "t2t", *arguments], env=environment, **options)
+    return done.returncode, done.stdout
+  output = io.StringIO()
+  with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    return command.main(arguments), output.getvalue()
 
 
 def accuracies(workdir: pathlib.Path) -> Curves:

@@ -89,20 +89,25 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     train(records(config), str(workdir))
   metrics = epath.Path(workdir) / "metrics.jsonl"
-  held_out = metric_writers.read_metrics(metrics, "eval/loss")
   speed = metric_writers.read_metrics(metrics, "train/steps_per_second")
   tokens = metric_writers.read_metrics(metrics, "train/tokens")
-  data = records(config).data
-  batches = pipeline.eval_rows(
-    data, config.model.architecture, batch_size=config.train.batch_size, max_batches=config.eval.batches
-  )
-  return {
-    "held_out_loss": held_out[config.train.steps],
-    "unigram_loss": float(losses.unigram_loss(batches, config.model.vocab_size)),
+  return held_out(config, workdir) | {
     "steps_per_second": speed[config.train.steps],
     "tokens": sum(tokens.values()),
     "seconds": time.monotonic() - started,
-    "curve": held_out,
+    "curve": metric_writers.read_metrics(metrics, "eval/loss"),
+  }
+
+
+def held_out(config: ConfigDict, workdir: pathlib.Path, *, metric: str = "loss") -> dict[str, float]:
+  """Returns a metric of a run's last step, and the loss of the best unigram model on the same held-out targets."""
+  values = metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", f"eval/{metric}")
+  batches = pipeline.eval_rows(
+    records(config).data, config.model.architecture, batch_size=config.train.batch_size, max_batches=config.eval.batches
+  )
+  return {
+    "held_out_loss": values[config.train.steps],
+    "unigram_loss": float(losses.unigram_loss(batches, config.model.vocab_size)),
   }
 
 
