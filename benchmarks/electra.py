@@ -100,9 +100,15 @@ def texts(files: Sequence[str]) -> Iterator[str]:
 def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) -> ConfigDict:
   """Returns the config of an arm; `with_budget` sets its steps."""
   name, positions, _ = ARMS[arm]
-  config = load_config(name)
+  config = tiny_config(name, folder, vocabulary, seed=seed)
   if positions:
     config.electra.positions = positions
+  return config
+
+
+def tiny_config(name: str, folder: pathlib.Path, vocabulary: str, *, seed: int) -> ConfigDict:
+  """Returns a tiny config that reads the articles; all have the same batches, optimizer and vocabulary."""
+  config = load_config(name)
   files, _, held_out = shards(folder)
   config.data.mixture, config.data.task_modules = "", ()
   config.data.files, config.data.eval_files = ",".join(files), ",".join(held_out)
@@ -119,6 +125,15 @@ def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) ->
   config.eval.num_logged_samples = 0
   config.eval.batches = 10
   return config
+
+
+def vocabulary_of(folder: pathlib.Path, output: pathlib.Path) -> str:
+  """Returns the path of a vocabulary in `output`, and trains it on the first articles if it does not exist."""
+  path = output / "vocabulary" / "vocab.txt"
+  if not path.exists():
+    articles = itertools.islice(texts(shards(folder)[0]), 300)
+    training.train_wordpiece(articles, size=_VOCABULARY, output_dir=path.parent)
+  return str(path)
 
 
 def step_flops(config: ConfigDict) -> float:
@@ -415,13 +430,10 @@ def main(argv: list[str]) -> None:
   for name in ("steps", "points", "seeds"):
     if getattr(options, name) < 1:
       raise UserError(f"--{name} {getattr(options, name)}: must be 1 or more")
-  train_files, probe_files, test_files = shards(options.data)
+  _, probe_files, test_files = shards(options.data)
   memory.keep_freed_memory()
-  vocabulary_file = options.output / "vocabulary" / "vocab.txt"
-  if not vocabulary_file.exists():
-    articles = itertools.islice(texts(train_files), 300)
-    training.train_wordpiece(articles, size=_VOCABULARY, output_dir=vocabulary_file.parent)
-  vocabulary = vocabularies.load(str(vocabulary_file), extra_ids=0)
+  vocabulary_file = vocabulary_of(options.data, options.output)
+  vocabulary = vocabularies.load(vocabulary_file, extra_ids=0)
   fitted, tested = (
     paragraphs(texts(files), vocabulary, most=most, words=_WORDS)
     for files, most in zip((probe_files, test_files), _PARAGRAPHS, strict=True)
@@ -434,7 +446,7 @@ def main(argv: list[str]) -> None:
     "majority": {"capitals": 0.5, "section": float(counts.max() / counts.sum())},
     "arms": {},
   }
-  config = lambda arm, seed: arm_config(arm, options.data, str(vocabulary_file), seed=seed)
+  config = lambda arm, seed: arm_config(arm, options.data, vocabulary_file, seed=seed)
   budget = options.steps * step_flops(config("ELECTRA", 0))
   # Seed by seed, so that arms are comparable at any time.
   for seed in range(options.seeds):
