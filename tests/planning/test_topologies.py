@@ -81,7 +81,7 @@ def busiest(size: int, *, ring: bool) -> float:
 
 
 def test_an_all_to_all_crosses_many_links():
-  """As on shortest paths, chip by chip; several sides carry it at once, and the longest decides."""
+  """The busiest link is that of shortest paths, chip by chip; sides carry it at once, and the longest decides."""
   v5e, v5p = accelerators.CHIPS["TPU v5 lite"], accelerators.CHIPS["TPU v5"]
   seconds = functools.partial(accelerators.send_seconds, kind="all-to-all")
   assert seconds(v5e, torus(16, 16), ("x",), 50e9) == pytest.approx(busiest(16, ring=True))
