@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flax import nnx
 import jax
@@ -40,7 +40,8 @@ class FeedForward(nnx.Module):
     dropout_key: jax.Array | None = None,
     *,
     real: jax.Array | None = None,
-    **others: Any,
+    is_decoding: bool = False,
+    **carried: Mapping[str, jax.Array],
   ) -> jax.Array | Hidden:
     """Maps [batch, length, embed] to the same shape, optionally with auxiliary outputs.
 
@@ -48,9 +49,9 @@ class FeedForward(nnx.Module):
       x: normed residual stream.
       dropout_key: None at evaluation.
       real: bool [batch, length], positions with a token, if the class `reads_real`; None: all positions.
-      others: is_decoding=True in decoding, if the class `reads_real`: positions are beams or drafts. In training of
-        classes with carried states, carried=name -> [batch, ...], the states that the layer returned for the previous
-        rows.
+      is_decoding: whether positions are beams or drafts of decoding; given only to classes that `reads_real`.
+      carried: carried=name -> [batch, ...], states that the layer returned for the previous rows; only in training, and
+        only for classes with carried states.
     """
     raise NotImplementedError
 

@@ -93,7 +93,7 @@ def test_pretraining(family, size, tmp_path):
   found, config = parse(
     "train", *flags(model, "t5x/configs/runs/pretrain.gin", **bound, DROPOUT_RATE=0.0, MODEL_DIR="gs://b/run")
   )
-  assert dict(config.model) == fields | {"dropout_rate": 0.0}
+  assert dict(config.model) == {"remat": "none"} | fields | {"dropout_rate": 0.0}
   assert found.workdir == "gs://b/run"
   assert (config.data.mixture, config.data.task_modules) == ("c4_span_corruption", ("t2t.tasks.c4",))
   assert (config.data.inputs_length, config.data.targets_length, config.data.pack) == (256, 64, True)
@@ -113,7 +113,7 @@ def test_fine_tuning(family, size, tmp_path):
   bound = dict(MIXTURE_OR_TASK_NAME=MIXTURE, TASK_FEATURE_LENGTHS=LENGTHS, TRAIN_STEPS=1_020_000)
   bound |= dict(INITIAL_CHECKPOINT_PATH=path, LOSS_NORMALIZING_FACTOR=233_472, USE_CACHED_TASKS=False)
   _, config = parse("train", *flags(model, "t5x/configs/runs/finetune.gin", **bound, BATCH_SIZE=64))
-  assert dict(config.model) == fields | {"dropout_rate": 0.1}
+  assert dict(config.model) == {"remat": "none"} | fields | {"dropout_rate": 0.1}
   assert (config.init.checkpoint, config.train.steps, config.train.batch_size) == (path, 20_000, 64)
   assert (config.data.mixture, config.checkpoint.save_interval_steps, config.eval.batch_size) == ("wmt_en_de", 5_000, 0)
   rate = make_optimizer(records(config).optimizer, config.train.steps)[1]
