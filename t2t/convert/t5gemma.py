@@ -112,7 +112,7 @@ def _write(fields: hf_mappings.Settings) -> dict[str, Any]:
   model, settings = TransformerConfig(**fields), {}
   for side in SIDES:
     changed = {"num_encoder_layers": 0, "num_decoder_layers": fields[f"num_{side}_layers"]}
-    changed |= {"own_encoder_embedding": False, "heads": (), **dict.fromkeys(ENCODER_FIELDS, 0)}
+    changed |= {"own_encoder_embedding": False, "share_stacks": False, "heads": (), **dict.fromkeys(ENCODER_FIELDS, 0)}
     stack = dataclasses.replace(model.of_stack(side), architecture="decoder_only", **changed)
     section = hf_config.write_settings(gemma.GEMMA2, stack)
     if side == "encoder" and stack.attention_window:

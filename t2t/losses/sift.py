@@ -29,7 +29,7 @@ class SiftConfig:
 
   weight: float = 5.0  # factor of the divergence
   init_perturbation: float = 1e-2  # standard deviation of the random perturbation, cut off at twice this value
-  learning_rate: float = 1e-4  # largest change of a token's perturbation in a step of gradient ascent
+  step_size: float = 1e-4  # largest change of a token's perturbation in a step of gradient ascent
   steps: int = 1  # steps of gradient ascent
 
 
@@ -55,7 +55,7 @@ class Sift(HeadLosses):
     """
     base = HeadLosses.from_config(run)
     settings: SiftConfig = run.sift or SiftConfig()
-    for key in ("init_perturbation", "learning_rate", "steps"):
+    for key in ("init_perturbation", "step_size", "steps"):
       if not getattr(settings, key) >= 0:
         raise UserError(f"config.sift.{key}={getattr(settings, key)}: must be at least 0")
     if not settings.weight > 0.0:
@@ -117,7 +117,7 @@ class Sift(HeadLosses):
       gradient = jax.grad(total)(delta, dropout_key)
       largest = jnp.max(jnp.abs(gradient), axis=-1, keepdims=True)
       # Tokens without a gradient, such as padding, keep their noise; 1e-6 as in the authors' code.
-      delta += settings.learning_rate * gradient / (largest + 1e-6)
+      delta += settings.step_size * gradient / (largest + 1e-6)
     return {feature: jax.lax.stop_gradient(delta)}
 
   def _divergences(

@@ -25,7 +25,7 @@ HEADS = (
   HeadConfig("names", 4, "tag"),
   HeadConfig("answer", 2, "span"),
 )
-SETTINGS = sift.SiftConfig(weight=3.0, init_perturbation=0.3, learning_rate=0.1)
+SETTINGS = sift.SiftConfig(weight=3.0, init_perturbation=0.3, step_size=0.1)
 SCORE = int(np.float32(0.7).view(np.int32))
 # Columns of a row: a class and a score; two candidates and a span; tags and padding.
 ANSWERS = {
@@ -175,7 +175,7 @@ def test_neither_the_perturbation_nor_the_targets_are_differentiated():
 @pytest.mark.slow
 def test_without_noise_it_is_the_loss_of_heads():
   """The gradient of a model without dropout is that of the plain loss; evaluation has no perturbation at all."""
-  loss, graphdef, params, batch = case(settings=sift.SiftConfig(init_perturbation=0.0, learning_rate=0.0))
+  loss, graphdef, params, batch = case(settings=sift.SiftConfig(init_perturbation=0.0, step_size=0.0))
   plain, weights = head_losses.HeadLosses(loss.config, None), loss.weights(batch)
 
   def gradient(loss):
@@ -244,7 +244,7 @@ def test_facts_of_the_table():
   [
     ("weight=0.0", "config.sift.weight=0.0: must be above 0. For no divergence, set --config.train.loss=heads"),
     ("steps=-1", "config.sift.steps=-1: must be at least 0"),
-    ("learning_rate=-1.0", "config.sift.learning_rate=-1.0: must be at least 0"),
+    ("step_size=-1.0", "config.sift.step_size=-1.0: must be at least 0"),
     ("init_perturbation=-0.1", "config.sift.init_perturbation=-0.1: must be at least 0"),
   ],
 )

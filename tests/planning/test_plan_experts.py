@@ -33,7 +33,7 @@ def test_flops_of_one_layer_are_those_of_its_slots():
   slots = BATCH * EXPERTS * moe.capacity_of(config, LENGTH)
   assert slots == BATCH * LENGTH * CHOICES
   one = 2 * (slots * 3 * EMBED * MLP + BATCH * LENGTH * EMBED * EXPERTS)
-  run = lambda layer, x: jnp.sum(jnp.tanh(layer(x).x))
+  run = lambda layer, x: jnp.sum(jnp.tanh(layer(x, jax.random.key(0)).x))  # a key, as in training
   for function, passes in ((run, 1), (jax.grad(run, argnums=(0, 1)), 3)):
     found = cost.analyse(jax.jit(function).lower(layer, x).compile().as_text(), {"data": 1})
     assert found.flops == pytest.approx(passes * one, rel=0.03)  # counting the ranks adds little
