@@ -52,4 +52,5 @@ def arranged(dataset: tf.data.Dataset, rows: int) -> tf.data.Dataset:
       features["decoder_input_tokens"] = tf.concat([first[:, None], tokens[:, 1:]], axis=1)
     return features | {f"{side}_continues": tf.cast(continues, tf.int32)[:, None]}
 
-  return dataset.batch(_MOST_ROWS).map(tf.autograph.experimental.do_not_convert(arrange)).unbatch()
+  # The filter keeps TensorFlow from fusing a map with the batch, which would allocate memory for the most rows.
+  return dataset.filter(lambda _: True).batch(_MOST_ROWS).map(tf.autograph.experimental.do_not_convert(arrange)).unbatch()
