@@ -1,14 +1,18 @@
-"""A run with a memory on files: stopped after every step it equals a run that is not."""
+"""A run with a memory on files: stopped after every step, or on other processes, it equals a run that is neither."""
+
+import shutil
 
 import jax
 import numpy as np
 import pytest
 import test_array_batches
+import test_hosts
 from test_state_collections import Recorder
 import test_train
 
 import t2t
 from t2t import UserError
+from t2t import __main__ as command
 
 pytestmark = pytest.mark.exhaustive
 
@@ -42,7 +46,7 @@ def test_stopped_after_every_step_equals_never_stopped(name, tmp_path):
   assert all(np.all(np.any(x, axis=-1)) for x in whole.values[-1]["carried"].values())
 
 
-# ---- Commands --------------------------------------------------------------------------------------------------------
+# ---- Processes -------------------------------------------------------------------------------------------------------
 
 text = test_train.text  # fixture
 _XL = (
@@ -63,6 +67,21 @@ _XL = (
 
 def run(text, workdir, steps, *overrides):
   return test_train.arguments(text, workdir, f"--config.train.steps={steps}", *overrides, model=_XL)
+
+
+def test_processes_carry_the_same_memory(text, tmp_path):
+  """Two processes equal one, and each resumes the other's run: losses of training, and of evaluation with a memory."""
+  one, half, two = (tmp_path / name for name in ("one", "half", "two"))
+  assert command.main(run(text, one, 4)) == 0
+  shutil.copytree(one, half, ignore=lambda folder, _: ["4"] if folder.endswith("checkpoints") else [])
+  mesh = test_hosts.mesh(data=2, fsdp=2)
+  commands = [run(text, two, 2, *mesh), run(text, half, 4, *mesh)]
+  codes, logs = test_hosts.Processes(2, 2, commands, cache=tmp_path).wait()
+  assert codes == [0, 0], logs
+  test_hosts.assert_same_losses(two, one, steps=2)
+  test_hosts.assert_same_losses(half, one, steps=4)
+  assert command.main(run(text, two, 4)) == 0
+  test_hosts.assert_same_losses(two, one, steps=4)
 
 
 # ---- Stages of data --------------------------------------------------------------------------------------------------
