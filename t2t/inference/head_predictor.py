@@ -87,13 +87,18 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
   return logits - np.logaddexp.reduce(logits)
 
 
+def _best(logits: np.ndarray) -> int:
+  """Returns the first of the highest logits up to rounding, so that the batch size does not decide."""
+  return int(ties.best(logits)[0])
+
+
 def _classes(head: HeadConfig, example: Example) -> Sequence:
   return example["classes"] if "classes" in example else head.labels or range(head.num_classes)
 
 
 def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   texts = _classes(head, example)
-  best = int(np.argmax(logits[0]))
+  best = _best(logits[0])
   return _text(texts[best]), float(_log_softmax(logits[0])[best])
 
 
@@ -101,7 +106,7 @@ def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str
   del head
   if not len(logits):
     return "", 0.0  # the text mentions no candidate
-  best = int(np.argmax(logits[:, 0]))
+  best = _best(logits[:, 0])
   return _text(_candidates(example)[best]), float(_log_softmax(logits[:, 0])[best])
 
 
@@ -118,7 +123,7 @@ def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[
   """Returns the tag and log-probability of each word; "O" and 0 for words without a prediction."""
   tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
   for number, word_logits in zip(example["asked_words"], logits, strict=True):
-    best = int(np.argmax(word_logits))
+    best = _best(word_logits)
     tags[int(number)], log_p[int(number)] = named(head, best), _log_softmax(word_logits)[best]
   return tags, log_p
 
@@ -138,13 +143,22 @@ class _Spans(NamedTuple):
 
   log_p: log-probability of each span; the last is that of no answer, if the example allows it.
   starts, ends: bounds in characters.
-  nothing: whether the prediction is no answer.
   """
 
   log_p: np.ndarray
   starts: np.ndarray
   ends: np.ndarray
-  nothing: bool
+
+  def tied(self) -> list[int]:
+    """Returns the indices of the best of `log_p` up to rounding; spans by their bounds, no answer last."""
+    indices = ties.best(self.log_p).tolist() if len(self.log_p) else []
+    bounds = [*zip(self.starts, self.ends, strict=True), (math.inf, math.inf)]
+    return sorted(indices, key=lambda index: bounds[index])
+
+  def best(self) -> int | None:
+    """Returns the index of the predicted span; None: no answer."""
+    first = next(iter(self.tied()), None)
+    return None if first is None or first == len(self.starts) else first
 
 
 def _spans_of(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -172,17 +186,17 @@ def _spans(example: Example, logits: np.ndarray) -> _Spans:
   best = np.argsort(-scores, kind="stable")[:_BEST]
   # The window with the lowest score of no answer decides, because it is the likeliest to contain one.
   withheld = [min(nothing)] if "no_answer" in example else []
-  is_none = not len(best) or bool(withheld and withheld[0] > scores[best[0]])
-  return _Spans(_log_softmax(np.array([*scores[best], *withheld])), starts[best], ends[best], is_none)
+  return _Spans(_log_softmax(np.array([*scores[best], *withheld])), starts[best], ends[best])
 
 
 def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   """Returns the best span of all windows, or "no_answer" if that is likelier."""
   del head
   best_spans = _spans(example, logits)
-  if best_spans.nothing:
+  best = best_spans.best()
+  if best is None:
     return _text(example.get("no_answer", "")), float(best_spans.log_p[-1]) if len(best_spans.log_p) else 0.0
-  return _text(example["context"])[best_spans.starts[0] : best_spans.ends[0]], float(best_spans.log_p[0])
+  return _text(example["context"])[best_spans.starts[best] : best_spans.ends[best]], float(best_spans.log_p[best])
 
 
 def _tied_class(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
@@ -210,15 +224,9 @@ def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[
   """Returns the spans tied with the best, including no answer; only among the spans in `_spans`."""
   del head
   best_spans = _spans(example, logits)
-  if not len(best_spans.log_p):
-    return []
   texts = [_text(example["context"])[start:end] for start, end in zip(best_spans.starts, best_spans.ends, strict=True)]
   texts += [_text(example["no_answer"])] if "no_answer" in example else []
-  bounds = [
-    *zip(best_spans.starts, best_spans.ends, strict=True),
-    *([(math.inf, math.inf)] if "no_answer" in example else []),
-  ]
-  return [texts[index] for index in sorted(ties.best(best_spans.log_p), key=lambda index: bounds[index])]
+  return [texts[index] for index in best_spans.tied()]
 
 
 # ---- Fields of a row -------------------------------------------------------------------------------------------------
@@ -230,14 +238,14 @@ def _rounded(value: float) -> float:
 
 def _class_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
   del example
-  log_p, best = _log_softmax(logits[0]), int(np.argmax(logits[0]))
+  log_p, best = _log_softmax(logits[0]), _best(logits[0])
   probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
   return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
 def _choice_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
   del head
-  log_p, best = _log_softmax(logits[:, 0]), int(np.argmax(logits[:, 0]))
+  log_p, best = _log_softmax(logits[:, 0]), _best(logits[:, 0])
   probabilities = [_rounded(np.exp(x)) for x in log_p]
   return {"prediction": example["candidates"][best], "score": _rounded(log_p[best]), "probabilities": probabilities}
 
@@ -269,17 +277,18 @@ def _span_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict
   for start, end, probability in zip(best_spans.starts.tolist(), best_spans.ends.tolist(), probabilities, strict=False):
     # Overlapping windows may repeat a span; the likelier comes first.
     spans.setdefault((start, end), {"text": context[start:end], "start": start, "end": end, "probability": probability})
-  best = list(spans.values())[:_SHOWN]
   null = {"null": probabilities[-1]} if "no_answer" in example else {}
-  none = {"text": "", "start": None, "end": None, "probability": null.get("null")}
-  shown_span = none if best_spans.nothing else best[0]
-  score = best_spans.log_p[-1 if best_spans.nothing else 0] if len(best_spans.log_p) else None
+  chosen = best_spans.best()
+  shown_span = {"text": "", "start": None, "end": None, "probability": null.get("null")}
+  if chosen is not None:
+    shown_span = spans[int(best_spans.starts[chosen]), int(best_spans.ends[chosen])]
+  score = best_spans.log_p[-1 if chosen is None else chosen] if len(best_spans.log_p) else None
   return {
     "prediction": shown_span["text"],
     "score": None if score is None else _rounded(score),
     **{name: shown_span[name] for name in ("start", "end", "probability")},
     **null,
-    "best": best,
+    "best": list(spans.values())[:_SHOWN],
   }
 
 
