@@ -34,6 +34,7 @@ from t2t.inference import (
   row_batches,
   table_inputs,
   text_generation,
+  text_scores,
   token_classify,
 )
 from t2t.models.architecture import Batch
@@ -356,21 +357,26 @@ class Model:
     return np.stack([row["vector"] for row in rows])
 
   @foreign_names.translating
-  def score(self, inputs: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+  def score(self, inputs: Sequence[str], targets: Sequence[str], *, pseudo_likelihood: str = "") -> np.ndarray:
     """Returns the log-probability of each target given its input, in nats, summed over tokens: float32 [texts].
 
-    The end-of-sequence token counts for encoder-decoder models. An encoder predicts all tokens of the target at once.
+    The end-of-sequence token counts for encoder-decoder models. An encoder has pseudo-log-likelihoods. A text beyond
+    the model's positions is scored in windows, with a warning.
 
     Args:
-      inputs: may be "" for a decoder-only model.
+      inputs: may be "" for a decoder-only model or an encoder.
       targets: one for each input.
+      pseudo_likelihood: of an encoder, as config.eval.pseudo_likelihood; "": the default.
 
     Raises:
-      UserError: the numbers of inputs and targets differ, or a text exceeds the model's positions.
+      UserError: the numbers of inputs and targets differ, or the pseudo-log-likelihood does not fit the model.
     """
     with in_python():
-      pairs = self._pairs(inputs, targets)
-      return self._scorer.log_likelihood(self.params, pairs)
+      scorer = text_scores.Scorer(self._reader, self._vocabulary, pseudo_likelihood=pseudo_likelihood)
+      scores = scorer(self.params, self._pairs(inputs, targets))
+      if note := scorer.long_note(scores):
+        warnings.warn(note, stacklevel=3)
+      return np.array([score.log_p for score in scores], np.float32)
 
   @foreign_names.translating
   def logits(self, inputs: Sequence[str], targets: Sequence[str] | None = None) -> list[np.ndarray]:
@@ -471,7 +477,7 @@ class Model:
     return prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(self._source))
 
   @functools.cached_property
-  def _scorer(self) -> predictor.Predictor:
+  def _reader(self) -> predictor.Predictor:
     return predictor.Predictor(
       self._model.config,
       self._model.graphdef,
@@ -511,7 +517,8 @@ class Model:
     apart = self.config.kind.has_encoder_and_decoder
     lengths = (len(prompt), len(target)) if apart else (len(prompt) + len(target),)
     widths = [predictor.bucket(max(length, 1), most) for length in lengths]
-    batch = predictor.scored_features([pair], widths, architecture=self.config.architecture, framing=self._framing)
+    row = predictor.ScoredRow(prompt, target)
+    batch = predictor.scored_features([row], widths, architecture=self.config.architecture, framing=self._framing)
     logits = self._logits(batch)
     return logits[: len(target)] if apart else logits[len(prompt) : len(prompt) + len(target)]
 

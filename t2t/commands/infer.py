@@ -27,6 +27,7 @@ from t2t.inference import (
   decoding,
   fill_mask,
   jsonl_io,
+  option_scores,
   predictor,
   prompt_builder,
   ranking,
@@ -174,6 +175,19 @@ def _parser() -> argparse.ArgumentParser:
     help="whether a question may have no answer in its context; default: as the head was trained",
   )
   add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
+  add(
+    "--normalize",
+    choices=tuple(option_scores.NORMALIZATIONS),
+    default="",
+    help="score of the labels that a generative model of a table ranks: sum of log p, mean over tokens, by UTF-8 "
+    "bytes, or unconditional: minus log p after --neutral_context; default: sum",
+  )
+  add(
+    "--neutral_context",
+    default="",
+    metavar="TEXT",
+    help="input of --normalize unconditional; default: an empty input",
+  )
   model = parser.add_argument_group("model")
   add = model.add_argument
   add(
@@ -402,6 +416,12 @@ def _asks(
     raise UserError(
       f"--no_answer {options.no_answer} applies only to span heads, but {where} {reason}. Leave out --no_answer."
     )
+  for name in ("normalize", "neutral_context"):
+    if (value := getattr(options, name)) and not (method == "write" and _ranks(source, decode)):
+      raise UserError(
+        f"--{name} {value}: {where} ranks no labels, because it {reason}. Leave out --{name}, or give a generative "
+        "model that was fine-tuned on a table."
+      )
   return method
 
 
@@ -434,6 +454,8 @@ def _way_of_text(
       ends_prompts=_ends_prompts(options, source),
       batch_size=options.batch_size,
       special_tokens=options.special_tokens,
+      normalize=options.normalize,
+      neutral_context=options.neutral_context,
     )
   if asks == "write":
     decode = _as_long_as_targets(options, source, decode)

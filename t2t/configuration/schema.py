@@ -524,6 +524,17 @@ class EvalConfig:
   method: str = key(
     "", "generate: decode tokens; rank: score the options of the task; head; t2t eval: loss, of text; empty: as trained"
   )
+  normalize: str = key(
+    "",
+    "score of ranked options: sum of log p, mean over tokens, log p by UTF-8 bytes, or unconditional: minus log p "
+    "after a neutral context (PMI); empty: sum for generative models, mean for encoders",
+  )
+  neutral_context: str = key("", 'neutral context of normalize=unconditional, "Answer:"; empty: an empty input')
+  pseudo_likelihood: str = key(
+    "",
+    "masks of an encoder that ranks: pll_word_l2r (a token and the rest of its word), pll (a token), joint (the whole "
+    "option); empty: pll_word_l2r",
+  )
   num_beams: int = key(1, "beams of beam search; 1: greedy decoding")
   length_penalty: float = key(0.6, "exponent of beam search: scores are divided by ((5 + length) / 6) ** penalty")
   num_shots: int = key(0, "training examples with answers before each input; 0: zero-shot")

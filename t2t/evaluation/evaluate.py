@@ -93,6 +93,7 @@ class Evaluation:
     vocabularies.check(vocabulary, config.vocab_size)
     self._vocabulary = vocabulary
     self.method = methods.choose(settings.method, config, by_heads=by_heads)
+    methods.check_rule(settings, self.method)
     self._method = methods.METHODS[self.method](
       methods.EvaluationContext(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
     )
@@ -201,7 +202,7 @@ class Evaluation:
       for example, text, score, tied in zip(examples, *method_answers, strict=True)
     ]
     if not labelled:
-      return results.Result(task.name, self._split_of(task), {}, task_answers)
+      return results.Result(task.name, self._split_of(task), {}, task_answers, rule=self._method.rule)
     # Examples without a gold answer are neither right nor wrong.
     counts = [index for index, answer in enumerate(task_answers) if answer.has_gold]
     gold = [task_answers[index] for index in counts]
@@ -209,6 +210,7 @@ class Evaluation:
     return results.Result(
       *(task.name, self._split_of(task), metrics, task_answers, percentages),
       classes=classes.of_answers(gold, without_gold=len(task_answers) - len(gold)) if task.predict_metric_fns else None,
+      rule=self._method.rule,
     )
 
   def _answer(

@@ -11,9 +11,18 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, raw_text
-from t2t.inference import decoding, head_predictor, predictor, prompt_features, ties
+from t2t.inference import (
+  decoding,
+  head_predictor,
+  option_scores,
+  predictor,
+  prompt_features,
+  pseudo_likelihood,
+  text_scores,
+)
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.param_tree import Params
+from t2t.runtime import hosts
 
 if TYPE_CHECKING:  # seqio is imported by t2t.data, which silences TensorFlow's messages first
   import seqio
@@ -60,7 +69,12 @@ class Answers(NamedTuple):
 
 
 class Method(Protocol):
-  """Evaluation method."""
+  """Evaluation method.
+
+  rule: settings of config.eval that scores depend on: normalize, pseudo_likelihood, neutral_context.
+  """
+
+  rule: dict[str, str]
 
   def task(self, task: "seqio.Task") -> "seqio.Task":
     """Returns the task with its examples as the method reads them."""
@@ -93,6 +107,7 @@ class Writes:
   def __init__(self, context: EvaluationContext):
     config, settings = context.config, context.settings
     self._context, self._vocabulary = context, context.vocabulary
+    pseudo = pseudo_likelihood.choose(settings.pseudo_likelihood, is_generative=config.kind.is_generative)
     self._predictor = predictor.Predictor(
       config,
       context.graphdef,
@@ -106,6 +121,8 @@ class Writes:
       batch_size=context.batch_size,
       max_inputs=context.data.inputs_length,
     )
+    self._scorer = text_scores.Scorer(self._predictor, context.vocabulary, pseudo_likelihood=pseudo)
+    self.rule = {"pseudo_likelihood": pseudo} if pseudo else {}
 
   writes = True
 
@@ -144,13 +161,24 @@ class Writes:
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
     pairs = [(example["inputs"], example["targets"].tolist()) for example in examples]
-    return self._predictor.log_likelihood(params, pairs, on_batch=done)
+    scores = self._scorer(params, pairs, on_batch=done)
+    _log_long(self._scorer.long_note(scores))
+    return np.array([score.log_p for score in scores], np.float32)
 
 
 class Ranks(Writes):
-  """Chooses the option with the highest log-probability; masked language models use the mean over its tokens."""
+  """Chooses the option with the highest score, see `option_scores`; tied options are all answers."""
 
   writes = False
+
+  def __init__(self, context: EvaluationContext):
+    super().__init__(context)
+    settings = context.settings
+    normalize = option_scores.choose(settings.normalize, is_generative=context.config.kind.is_generative)
+    option_scores.check_neutral(normalize, settings.neutral_context)
+    self.rule = {"normalize": normalize, **self.rule}
+    if option_scores.NORMALIZATIONS[normalize].needs_neutral:
+      self.rule["neutral_context"] = settings.neutral_context
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
     # An encoder always ranks, whatever the config.
@@ -170,41 +198,46 @@ class Ranks(Writes):
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
     """Returns the best option of each example, with all tied options."""
-    del task
     kind = self._context.config.kind
     end = [self._vocabulary.eos_id] if kind.has_encoder_and_decoder else []
-    options = [[text(option) for option in example["options"]] for example in examples]
+    texts = [[text(option) for option in example["options"]] for example in examples]
     encoded = {
-      option_text: raw_text.encode_again(self._vocabulary, option_text, example.get("targets", ()))
-      for example, texts in zip(examples, options, strict=True)
-      for option_text in texts
+      option: option_scores.Option(
+        option, (*raw_text.encode_again(self._vocabulary, option, example.get("targets", ())), *end)
+      )
+      for example, option_texts in zip(examples, texts, strict=True)
+      for option in option_texts
     }
-    pairs = [
-      (example["inputs"], [*encoded[option_text], *end])
-      for example, texts in zip(examples, options, strict=True)
-      for option_text in texts
-    ]
-    # Examples per option, for the progress count.
-    share = len(examples) / len(pairs)
-    step = None if done is None else lambda number, tokens: done(number * share, tokens)
-    scores = self._predictor.log_likelihood(params, pairs, on_batch=step)
-    if not kind.is_generative:
-      scores = scores / np.array([max(len(target), 1) for _, target in pairs])
-    ends = np.cumsum([len(texts) for texts in options])
-    chosen, best, tied = [], [], []
-    for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
-      chosen.append(texts[int(np.argmax(of_texts))])
-      best.append(float(np.max(of_texts)))
-      tied_texts = tuple(texts[index] for index in ties.best(of_texts))
-      tied.append(tied_texts if len(set(tied_texts)) > 1 else ())
-    return Answers(chosen, best, tied)
+    ranker = option_scores.Ranker(self._scorer, normalize=self.rule["normalize"], neutral=self._neutral(task))
+    options = [[encoded[option] for option in option_texts] for option_texts in texts]
+    scores = ranker(params, [example["inputs"] for example in examples], options, on_batch=done)
+    _log_long(ranker.note)
+    # The first of tied options is the answer, so that rounding, and thus the batch size, does not decide.
+    best = [option_scores.best(of_options) for of_options in scores]
+    tied = [tuple(names[i] for i in indices) for names, indices in zip(texts, best, strict=True)]
+    return Answers(
+      [names[indices[0]] for names, indices in zip(texts, best, strict=True)],
+      [float(of_options[indices[0]]) for of_options, indices in zip(scores, best, strict=True)],
+      [names if len(set(names)) > 1 else () for names in tied],
+    )
+
+  def _neutral(self, task: "seqio.Task") -> list[int]:
+    """Returns the neutral context as the input of the task that has only this text."""
+    context = self.rule.get("neutral_context", "")
+    tokens = raw_text.encode_again(self._vocabulary, context, ()) if context else []
+    return list(self.inputs(task, {"inputs": np.array([*tokens, self._vocabulary.eos_id], np.int32)}))
+
+
+def _log_long(note: str) -> None:
+  if note:
+    hosts.log_once(note)
 
 
 class HeadMethod:
   """Predicts with a task head."""
 
   def __init__(self, context: EvaluationContext):
-    self._context = context
+    self._context, self.rule = context, {}
     self._answerer = head_predictor.Answerer(
       context.config,
       context.graphdef,
@@ -259,6 +292,32 @@ class HeadMethod:
 METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"generate": Writes, "rank": Ranks, "head": HeadMethod}
 
 
+def check_rule(settings: EvalConfig, method: str) -> None:
+  """Checks that the keys of scoring rules fit the method.
+
+  Args:
+    settings: the keys.
+    method: key of `METHODS`.
+
+  Raises:
+    UserError: a value is unknown, or the method does not rank options, but a key says how to rank them.
+  """
+  option_scores.choose(settings.normalize, is_generative=True)
+  pseudo_likelihood.choose(settings.pseudo_likelihood, is_generative=False)
+  for key in ("normalize", "neutral_context"):
+    value = getattr(settings, key)
+    if value and method != "rank":
+      raise UserError(
+        f"config.eval.{key}={value}: only ranked options are normalized, but this evaluation has the method "
+        f"{method!r}. Set config.eval.method=rank, or leave out config.eval.{key}."
+      )
+  if settings.pseudo_likelihood and method == "head":
+    raise UserError(
+      f"config.eval.pseudo_likelihood={settings.pseudo_likelihood}: a head predicts without pseudo-log-likelihoods. "
+      "Set config.eval.method=rank, or leave out config.eval.pseudo_likelihood."
+    )
+
+
 def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
   """Returns a key of `METHODS`: the requested one; otherwise heads if the model was trained with them, else generation
   or, for encoders, ranking.
@@ -279,6 +338,10 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
   if name == "head" and not answering_heads:
     raise UserError(
       "config.eval.method=head: the model has no task head; fine-tune the model with config.train.loss=heads first"
+    )
+  if name == "generate" and not config.is_generative:
+    raise UserError(
+      "config.eval.method=generate: an encoder generates no text. Set config.eval.method=rank, or leave it out"
     )
   if not config.is_generative:
     return "head" if answering_heads and by_heads and name != "rank" else "rank" if name != "head" else name

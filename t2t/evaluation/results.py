@@ -17,6 +17,7 @@ import rich.progress
 import rich.table
 
 from t2t.evaluation import benchmarks, classification_report
+from t2t.inference import option_scores
 
 _SECONDS = 10.0  # between progress lines, if standard error is not a terminal
 
@@ -52,6 +53,7 @@ class Result:
   metrics: name -> value; empty if the split has no labels.
   percentages: names of the metrics known to be percentages; user-defined metrics are not.
   classes: classification report; None: the task has no classes, or the split has no labels.
+  rule: settings of config.eval that the scores of answers depend on, such as normalize, with their defaults.
   """
 
   task: str
@@ -60,6 +62,7 @@ class Result:
   answers: Sequence[Answer]
   percentages: Collection[str] = ()
   classes: classification_report.ClassificationReport | None = None
+  rule: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def tied(self) -> int:
@@ -136,7 +139,13 @@ _NOT_WRITTEN = (
 )
 
 
-def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, Any]) -> epath.Path:
+def write(
+  results: Sequence[Result],
+  folder: epath.Path,
+  *,
+  about: Mapping[str, Any],
+  checkpoints: Mapping[str, str] | None = None,
+) -> epath.Path:
   """Writes answers to FOLDER/predictions/TASK.SPLIT.jsonl and metrics to FOLDER/results.json; returns its path.
 
   Earlier results of other tasks and splits in the folder are kept.
@@ -145,6 +154,7 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
     results: of `Evaluation.run`.
     folder: local or gs://.
     about: further fields beside the metrics: checkpoint, method, ...
+    checkpoints: task -> checkpoint, if they differ.
   """
   (folder / "predictions").mkdir(parents=True, exist_ok=True)
   path = folder / "results.json"
@@ -167,7 +177,9 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       **({"without_gold": result.without_gold} if result.without_gold else {}),
       **({"errors": result.errors} if result.errors else {}),
       **({"classes": result.classes.to_dict()} if result.classes is not None else {}),
+      **result.rule,
       **about,
+      **({"checkpoint": checkpoints[result.task]} if checkpoints else {}),
     }
   replace_text(path, json.dumps(record, indent=2) + "\n")
   return path
@@ -215,7 +227,9 @@ def print_table(
 
 
 def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
-  """Prints ties, examples without a gold answer, numeric errors, and tasks with mostly unparseable answers."""
+  """Prints the scoring rule, ties, examples without a gold answer, numeric errors, and unparseable answers."""
+  for rule in dict.fromkeys(tuple(result.rule.items()) for result in results if result.rule):
+    console.print(rule_text(dict(rule)))
   for result in results:
     if result.tied:
       console.print(
@@ -234,6 +248,18 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
         f"predicting the mean of the labels gives {of_mean:.4g}"
       )
   _note_unparseable(results, console)
+
+
+def rule_text(rule: Mapping[str, str]) -> str:
+  """Returns the scoring rule of ranked options in words.
+
+  In:  {"normalize": "mean", "pseudo_likelihood": "pll"}
+  Out: "score of an option: log p(option | input) / tokens (normalize=mean, pseudo_likelihood=pll)"
+  """
+  keys = ", ".join(f"{name}={value or repr(value)}" for name, value in rule.items())
+  if "normalize" not in rule:
+    return f"score of a target: its pseudo-log-likelihood ({keys})"
+  return f"score of an option: {option_scores.NORMALIZATIONS[rule['normalize']].text} ({keys})"
 
 
 def print_classes(results: Sequence[Result], console: rich.console.Console) -> None:
@@ -283,6 +309,11 @@ def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
     yield on_batch
 
 
+def _of(checkpoints: Mapping[str, str], path: str) -> list[str]:
+  """Returns the tasks of a checkpoint."""
+  return [task for task, checkpoint in checkpoints.items() if checkpoint == path]
+
+
 def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tuple[str, list[str]]]:
   """Writes the zip of each leaderboard with test results; returns file names and the missing tasks of each."""
   from t2t.evaluation import leaderboards
@@ -302,6 +333,7 @@ def publish(
   *,
   about: Mapping[str, Any],
   steps: Mapping[str, int] | None = None,
+  checkpoints: Mapping[str, str] | None = None,
   whole: bool = True,
 ) -> None:
   """Writes all results, and prints tables and paths; multilingual benchmarks get their own table.
@@ -309,11 +341,12 @@ def publish(
   Args:
     results, folder, about: see `write`.
     steps: see `print_table`.
+    checkpoints: see `write`.
     whole: whether all examples were evaluated; leaderboard files are written only then.
   """
   from t2t.evaluation import languages
 
-  path = write(results, folder, about=about)
+  path = write(results, folder, about=about, checkpoints=checkpoints)
   console = rich.console.Console()
   by_benchmark = languages.parted(results)
   for (benchmark, split), by_language in by_benchmark.items():
@@ -331,5 +364,7 @@ def publish(
     replace_text(together, json.dumps(earlier_record | languages.record(results, about=about), indent=2) + "\n")
     print(f"languages      {together}")
   print(f"results        {path}\npredictions    {folder / 'predictions'}")
+  for checkpoint in dict.fromkeys((checkpoints or {}).values()):
+    print(f"checkpoint     {checkpoint}\n               {', '.join(_of(checkpoints, checkpoint))}")
   for name, missing in write_leaderboards(results, folder) if whole else ():
     print(f"leaderboard    {folder / name}" + (f" (without {', '.join(missing)})" if missing else ""))

@@ -458,12 +458,18 @@ def make_stream(
   return jax.jit(start), jax.jit(advance)
 
 
-def log_likelihood(model: ModelProtocol, batch: Batch) -> jax.Array:
-  """Computes the log-probability of each row's targets, summed with their loss weights, float32 [batch].
+def likelihoods(model: ModelProtocol, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Computes the log-probability of each row's targets, and whether all of them are the likeliest tokens.
+
+  The log-softmax and the sums are in float32, whatever the model computes in.
 
   Args:
     model: of any architecture.
     batch: with decoder_target_tokens and decoder_loss_weights, or the same features of an encoder-only model.
+
+  Returns:
+    sums of log-probabilities with the loss weights, float32 [batch]; bool [batch], True if each target with a weight
+    has the highest logit, alone or with others.
   """
   side = predicted_side(batch)
   hidden, logits_fn = model(batch), model.logits_fn()
@@ -480,13 +486,15 @@ def log_likelihood(model: ModelProtocol, batch: Batch) -> jax.Array:
   def score_chunk(chunk):
     hidden, targets, weights = chunk
     logits = sharding.shard(logits_fn(hidden), "batch", "length", "vocab")
-    return -jnp.sum(losses.token_cross_entropy(logits, targets)[0] * weights, axis=1)
+    loss, _, right = losses.token_cross_entropy(logits, targets)
+    return -jnp.sum(loss * weights, axis=1), jnp.all((right > 0) | (weights == 0), axis=1)
 
   weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
   arrays = (hidden, batch[f"{side}_target_tokens"], weights)
-  return jnp.sum(jax.lax.map(score_chunk, tuple(chunks(x) for x in arrays)), axis=0)
+  log_p, is_greedy = jax.lax.map(score_chunk, tuple(chunks(x) for x in arrays))
+  return jnp.sum(log_p, axis=0), jnp.all(is_greedy, axis=0)
 
 
-def make_log_likelihood(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:
-  """Returns the compiled `log_likelihood` of (params, batch)."""
-  return jax.jit(lambda params, batch: log_likelihood(nnx.merge(graphdef, params), batch))
+def make_likelihoods(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
+  """Returns the compiled `likelihoods` of (params, batch)."""
+  return jax.jit(lambda params, batch: likelihoods(nnx.merge(graphdef, params), batch))

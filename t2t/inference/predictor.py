@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+from typing import NamedTuple
 
 from flax import nnx
 import jax
@@ -33,64 +34,93 @@ def bucket(length: int, longest: int) -> int:
   return min(max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()), longest)
 
 
-def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: PromptFraming) -> tuple[int, ...]:
-  """Returns the positions of a pair: of encoder and decoder, or of the single row of a one-stack model."""
-  prompt, target = (len(tokens) for tokens in pair)
+class ScoredRow(NamedTuple):
+  """Token ids of a prompt and its target, and the tokens of the target that are scored.
+
+  scored: positions in the target; None: all.
+  masked: positions in the target that an encoder reads as masks; None: those of `scored`.
+  """
+
+  prompt: Tokens
+  target: Tokens
+  scored: Sequence[int] | None = None
+  masked: Sequence[int] | None = None
+
+  @property
+  def weights(self) -> list[int]:
+    """Lists 1 for each scored token of the target, else 0."""
+    return [1] * len(self.target) if self.scored is None else _marks(self.scored, len(self.target))
+
+  def hidden(self, mask_id: int) -> list[int]:
+    """Returns the target with masks, as an encoder reads it."""
+    masked = self.scored if self.masked is None else self.masked
+    if masked is None:
+      return [mask_id] * len(self.target)
+    marks = _marks(masked, len(self.target))
+    return [mask_id if mark else int(token) for token, mark in zip(self.target, marks, strict=True)]
+
+
+def _marks(positions: Sequence[int], length: int) -> list[int]:
+  marks = [0] * length
+  for position in positions:
+    marks[position] = 1
+  return marks
+
+
+def _scored_lengths(row: ScoredRow, *, architecture: str, framing: PromptFraming) -> tuple[int, ...]:
+  """Returns the positions of a row: of encoder and decoder, or of the single row of a one-stack model."""
   kind = ARCHITECTURES[architecture]
   if kind.has_encoder_and_decoder:
-    return prompt, target
-  around = [] if kind.is_generative else [framing.cls_id, framing.sep_id]
-  return (prompt + target + sum(x is not None for x in around),)
+    return len(row.prompt), len(row.target)
+  return (len(row.prompt) + len(row.target) + (0 if kind.is_generative else len(framing.around)),)
 
 
 def scored_features(
-  pairs: Sequence[tuple[Tokens, Tokens]], widths: Sequence[int], *, architecture: str, framing: PromptFraming
+  rows: Sequence[ScoredRow], widths: Sequence[int], *, architecture: str, framing: PromptFraming
 ) -> dict[str, np.ndarray]:
   """Returns the features for scoring each target after its prompt.
 
-  In:  [([7, 8, 1], [5, 1])], widths (4, 3), an encoder-decoder that starts with 0
+  In:  [ScoredRow([7, 8, 1], [5, 1])], widths (4, 3), an encoder-decoder that starts with 0
   Out: {"encoder_input_tokens": [[7, 8, 1, 0]], "encoder_segment_ids": [[1, 1, 1, 0]],
         "decoder_input_tokens": [[0, 5, 0]], "decoder_target_tokens": [[5, 1, 0]],
         "decoder_loss_weights": [[1, 1, 0]]}
 
-  A decoder-only model reads prompt and target in one row. An encoder-only model reads the prompt and a mask for
-  each
-  token of the target; it predicts them all at once.
+  A decoder-only model reads prompt and target in one row. An encoder-only model reads masks in place of target tokens.
 
   Args:
-    pairs: prompt and target, token ids.
+    rows: prompts and targets.
     widths: positions of the encoder and of the decoder, or of the one row.
     architecture: of the model.
     framing: special ids of the vocabulary.
   """
-  prompts, targets = [list(prompt) for prompt, _ in pairs], [list(target) for _, target in pairs]
+  prompts, targets = [list(row.prompt) for row in rows], [list(row.target) for row in rows]
   kind = ARCHITECTURES[architecture]
   if kind.has_encoder_and_decoder:
     inputs = [[framing.bos_id, *target[:-1]] for target in targets]
     return prompt_features(prompts, widths[0], architecture=architecture, framing=framing) | {
       "decoder_input_tokens": padded(inputs, widths[1], framing.pad_id),
       "decoder_target_tokens": padded(targets, widths[1], framing.pad_id),
-      "decoder_loss_weights": padded([[1] * len(target) for target in targets], widths[1], 0, np.float32),
+      "decoder_loss_weights": padded([row.weights for row in rows], widths[1], 0, np.float32),
     }
   (width,) = widths
   if kind.is_decoder_only:
-    rows = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
-    weights = [[0] * len(prompt) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
+    whole = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
     read = [[0 if framing.causal else 1] * (len(prompt) + 1) for prompt in prompts]
     return {
-      "decoder_input_tokens": padded([[framing.bos_id, *row[:-1]] for row in rows], width, framing.pad_id),
-      "decoder_target_tokens": padded(rows, width, framing.pad_id),
-      "decoder_segment_ids": padded([[1] * len(row) for row in rows], width, 0),
+      "decoder_input_tokens": padded([[framing.bos_id, *tokens[:-1]] for tokens in whole], width, framing.pad_id),
+      "decoder_target_tokens": padded(whole, width, framing.pad_id),
+      "decoder_segment_ids": padded([[1] * len(tokens) for tokens in whole], width, 0),
       "decoder_causal_attention": padded(read, width, 0),
-      "decoder_loss_weights": padded(weights, width, 0, np.float32),
+      "decoder_loss_weights": padded(
+        [[0] * len(prompt) + row.weights for prompt, row in zip(prompts, rows, strict=True)], width, 0, np.float32
+      ),
     }
+  assert framing.mask_id is not None
   around = lambda middle: [x for x in (framing.cls_id, *middle, framing.sep_id) if x is not None]
   truth = [around([*prompt, *target]) for prompt, target in zip(prompts, targets, strict=True)]
-  hidden = [
-    around([*prompt, *[framing.mask_id] * len(target)]) for prompt, target in zip(prompts, targets, strict=True)
-  ]
+  hidden = [around([*prompt, *row.hidden(framing.mask_id)]) for prompt, row in zip(prompts, rows, strict=True)]
   before = int(framing.cls_id is not None)
-  weights = [[0] * (before + len(prompt)) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
+  weights = [[0] * (before + len(prompt)) + row.weights for prompt, row in zip(prompts, rows, strict=True)]
   return {
     "encoder_input_tokens": padded(hidden, width, framing.pad_id),
     "encoder_target_tokens": padded(truth, width, framing.pad_id),
@@ -132,13 +162,23 @@ class Predictor:
     shards = sharding.num_shards("batch", mesh)
     self._rows = -(-batch_size // shards) * shards
     self._max_inputs = max_inputs
-    self._log_likelihood = decoding.make_log_likelihood(graphdef)
+    self._likelihoods = decoding.make_likelihoods(graphdef)
     self._decode = None
     self.counts: collections.Counter[str] = collections.Counter()  # sums of `decoding.Decoded.counts`
     self._max_length = 0 if decode is None else decode.max_length
     if decode is not None and config.is_generative:
       config.text_decoder.check(config, max_inputs + int(config.kind.is_decoder_only), decode.max_length)
       self._decode = decoding.make_decode(graphdef, decode, eos_id=framing.eos_id)
+
+  @property
+  def config(self) -> TransformerConfig:
+    """Configuration of the model."""
+    return self._config
+
+  @property
+  def framing(self) -> PromptFraming:
+    """Special ids around a text."""
+    return self._framing
 
   @property
   def max_inputs(self) -> int:
@@ -186,29 +226,44 @@ class Predictor:
         on_batch(len(indices), sum(len(generations[i].tokens[0]) for i in indices) + int(np.sum(ends)))
     return generations
 
-  def log_likelihood(
-    self, params: Params, pairs: Sequence[tuple[Tokens, Tokens]], *, on_batch: Callable | None = None
-  ) -> np.ndarray:
-    """Returns the log-probability of each target after its prompt, summed over its tokens, float32 [pairs]."""
+  def likelihoods(
+    self, params: Params, rows: Sequence[ScoredRow], *, on_batch: Callable | None = None
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log-probability of each target after its prompt, summed over its scored tokens.
+
+    Each row is padded to a width that depends on the row alone, so that scores do not depend on the batch.
+
+    Args:
+      params: nested dict.
+      rows: prompts and targets.
+      on_batch: called with the numbers of rows and of scored tokens after each batch.
+
+    Returns:
+      float32 [rows]; bool [rows], whether each scored token is the likeliest.
+
+    Raises:
+      UserError: a row has more tokens than the model has positions.
+    """
     architecture, framing, most = self._config.architecture, self._framing, self._config.most_positions
-    lengths = [_scored_lengths(pair, architecture=architecture, framing=framing) for pair in pairs]
-    longest = max((max(pair_lengths) for pair_lengths in lengths), default=0)
+    lengths = [_scored_lengths(row, architecture=architecture, framing=framing) for row in rows]
+    longest = max((max(row_lengths) for row_lengths in lengths), default=0)
     if most and longest > most:
       raise UserError(
         f"a prompt and its answer have {longest} tokens together, but the model has only {most} positions; set "
         f"config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
       )
-    widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in pair_lengths) for pair_lengths in lengths]
-    log_p = np.zeros(len(pairs), np.float32)
+    widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in row_lengths) for row_lengths in lengths]
+    log_p, is_greedy = np.zeros(len(rows), np.float32), np.ones(len(rows), bool)
     for width, indices in by_width(widths, self._rows):
-      rows = [pairs[i] for i in indices]
-      features = scored_features(rows, width, architecture=architecture, framing=framing)
+      batch = [rows[i] for i in indices]
+      features = scored_features(batch, width, architecture=architecture, framing=framing)
       features = predicted_last(self._config, features, framing.mask_id)
       with jax.set_mesh(self._mesh):
-        log_p[indices] = gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
+        outputs = self._likelihoods(params, self._placed(features))
+      log_p[indices], is_greedy[indices] = (gathered(x)[: len(indices)] for x in outputs)
       if on_batch is not None:
-        on_batch(len(indices), sum(len(target) for _, target in rows))
-    return log_p
+        on_batch(len(indices), sum(len(row.target) if row.scored is None else len(row.scored) for row in batch))
+    return log_p, is_greedy
 
   def _trimmed(self, tokens: np.ndarray) -> list[int]:
     ends = np.flatnonzero(tokens == self._framing.eos_id)

@@ -31,6 +31,11 @@ class PromptFraming:
   mask_id: int | None = None
   causal: bool = False
 
+  @property
+  def around(self) -> list[int]:
+    """Lists the special ids that an encoder-only model reads around a text."""
+    return [x for x in (self.cls_id, self.sep_id) if x is not None]
+
 
 def framing(vocabulary, *, causal: bool = False) -> PromptFraming:
   """Returns the special ids of a seqio vocabulary."""

@@ -8,7 +8,16 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.inference import batch_inference, head_predictor, jsonl_io, predictor, prompt_builder, prompt_features
+from t2t.inference import (
+  batch_inference,
+  head_predictor,
+  jsonl_io,
+  option_scores,
+  predictor,
+  prompt_builder,
+  prompt_features,
+  text_scores,
+)
 from t2t.models.config import HeadConfig
 from t2t.param_tree import Params
 
@@ -24,6 +33,8 @@ class Ranking:
     ends_prompts: whether EOS ends a prompt.
     batch_size: pairs of a line and an answer in a batch, over all devices.
     special_tokens: see `prompt_builder.special_tokens`.
+    normalize: key of `option_scores.NORMALIZATIONS`; "": the default.
+    neutral_context: text of the neutral context of normalize="unconditional".
   """
 
   unit, pairs, remarks = "tokens", False, ()
@@ -39,6 +50,8 @@ class Ranking:
     ends_prompts: bool,
     batch_size: int,
     special_tokens: str = "",
+    normalize: str = "",
+    neutral_context: str = "",
   ):
     self.asks, self._classes = ("class" if classes else "choice"), tuple(classes)
     self.form = jsonl_io.Form(needs=() if classes else ("candidates",))
@@ -54,11 +67,18 @@ class Ranking:
     )
     model = pretrained.abstract(source, mesh)
     framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
-    self._predictor = predictor.Predictor(
+    reader = predictor.Predictor(
       model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
     )
+    chosen = option_scores.choose(normalize, is_generative=model.config.kind.is_generative, where="--normalize")
+    option_scores.check_neutral(chosen, neutral_context, where="--neutral_context")
+    self._ranker = option_scores.Ranker(
+      text_scores.Scorer(reader, self._vocabulary), normalize=chosen, neutral=self._prompts(neutral_context)[0]
+    )
     self._end = [self._vocabulary.eos_id] if model.config.kind.has_encoder_and_decoder else []
+    given = {"normalize": normalize, "neutral_context": neutral_context}
     self.options = {"inputs_length": longest, "method": "rank"} | prompt_builder.said(special_tokens)
+    self.options |= {name: value for name, value in given.items() if value}
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Checks that the line has candidates, if there are no classes."""
@@ -80,20 +100,18 @@ class Ranking:
     """Returns the likeliest answer and the probabilities of all answers."""
     del numbers
     options = [self._options(example) for example in inputs]
-    encoded = {text: self._prompts.encode(text) for texts in options for text in texts}
-    pairs = [
-      (example["inputs"], [*encoded[text], *self._end])
-      for example, texts in zip(inputs, options, strict=True)
-      for text in texts
-    ]
-    ends = np.cumsum([len(texts) for texts in options])
-    log_p = self._predictor.log_likelihood(params, pairs, on_batch=done and batch_inference.by_lines(done, ends))
-    if not np.isfinite(log_p).all():
+    encoded = {text: (*self._prompts.encode(text), *self._end) for texts in options for text in texts}
+    candidates = [[option_scores.Option(text, encoded[text]) for text in texts] for texts in options]
+    ends = np.arange(1, len(inputs) + 1)
+    ranked = self._ranker(
+      params,
+      [example["inputs"] for example in inputs],
+      candidates,
+      on_batch=done and batch_inference.by_lines(done, ends),
+    )
+    if not all(np.isfinite(scores).all() for scores in ranked):
       raise UserError("--checkpoint: the score of an answer is NaN or Inf; use a different checkpoint")
-    return [
-      self._fields(example, example_log_p)
-      for example, example_log_p in zip(inputs, np.split(log_p, ends[:-1]), strict=True)
-    ]
+    return [self._fields(example, scores) for example, scores in zip(inputs, ranked, strict=True)]
 
   def _options(self, example: Mapping[str, Any]) -> list[str]:
     if self._classes:

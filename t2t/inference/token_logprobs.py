@@ -102,7 +102,7 @@ class Teller:
     start, results = 0 if reads_apart else len(prompt), []
     for first in range(0, len(targets), rows):
       batch_targets = targets[first : first + rows]
-      arrays = self._tell(params, [(prompt, target) for target in batch_targets], widths, rows)
+      arrays = self._tell(params, [predictor.ScoredRow(prompt, target) for target in batch_targets], widths, rows)
       for row, target in enumerate(batch_targets):
         results.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
     if not all(np.isfinite(result.log_p).all() for result in results):
@@ -110,10 +110,12 @@ class Teller:
     return results
 
   def _tell(
-    self, params: Params, pairs: list, widths: Sequence[int], rows: int
+    self, params: Params, scored_rows: list, widths: Sequence[int], rows: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    pairs = pairs + pairs[:1] * (rows - len(pairs))
-    batch = predictor.scored_features(pairs, widths, architecture=self._config.architecture, framing=self._framing)
+    scored_rows = scored_rows + scored_rows[:1] * (rows - len(scored_rows))
+    batch = predictor.scored_features(
+      scored_rows, widths, architecture=self._config.architecture, framing=self._framing
+    )
     with jax.set_mesh(self._mesh):
       return jax.device_get(self._program(params, batch))
 

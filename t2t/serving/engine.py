@@ -298,13 +298,13 @@ class Ready:
       UserError: there are too many tokens.
     """
     config, kind = self._models[name].config, self.config.kind
-    pair = (prompt, [*targets, self._framing.eos_id])  # the last token is not an input
+    row = predictor.ScoredRow(prompt, [*targets, self._framing.eos_id])  # the last token is not an input
     named = lambda ids: attention_maps.named(ids, self.token_texts)
     tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
     if not kind.has_encoder_and_decoder:
       tokens = {"decoder": ["(start)", *named(prompt), *named(targets)]}
     widths = [attention_maps.width(len(token_names), config, side) for side, token_names in tokens.items()]
-    features = predictor.scored_features([pair], widths, architecture=config.architecture, framing=self._framing)
+    features = predictor.scored_features([row], widths, architecture=config.architecture, framing=self._framing)
     return self._maps(self._alike[name])(self.params[name], features, map_key, tokens=tokens)
 
   def _make_maps(self, name: str) -> attention_maps.Maps:

@@ -39,7 +39,7 @@ def decode(model, batch, eos_id, key=None, *, config=FREE):
   return decoding.decode(model, batch, key, config=config, eos_id=eos_id)
 
 
-log_likelihood = jax.jit(decoding.log_likelihood)
+log_likelihood = jax.jit(lambda model, batch: decoding.likelihoods(model, batch)[0])
 
 
 def greedy(model, batch, eos_id=NEVER):
@@ -420,7 +420,7 @@ def test_decoding_on_a_mesh_equals_one_device(shape, kind, config):
     found = decoding.make_decode(graphdef, config, eos_id=toy.EOS)(placed, batch)
     start = lambda params: toy.nnx.merge(graphdef, params).start_decode(batch, LENGTH, num_beams=config.num_beams)[1]
     keys = jax.jit(start)(placed).cache.keys
-    np.testing.assert_allclose(decoding.make_log_likelihood(graphdef)(placed, batch), likelihoods, atol=1e-4)
+    np.testing.assert_allclose(decoding.make_likelihoods(graphdef)(placed, batch)[0], likelihoods, atol=1e-4)
   np.testing.assert_array_equal(found.tokens, expected.tokens)
   np.testing.assert_allclose(found.scores, expected.scores, atol=1e-4)
   parts = [whole // part for whole, part in zip(keys.shape, keys.addressable_shards[0].data.shape, strict=True)]
@@ -447,7 +447,7 @@ def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
   packed = toy.packed(batch)
   np.testing.assert_allclose(log_likelihood(model, packed), [expected.sum()], atol=1e-4)
   monkeypatch.setattr(decoding, "_CHUNK_TOKENS", 6)  # three positions of two rows
-  np.testing.assert_allclose(jax.jit(lambda m, b: decoding.log_likelihood(m, b))(model, batch), expected, atol=1e-4)
+  np.testing.assert_allclose(jax.jit(lambda m, b: decoding.likelihoods(m, b)[0])(model, batch), expected, atol=1e-4)
 
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ def test_what_a_decoder_writes_from():
 
 def test_what_a_masked_language_model_scores():
   """Each target token is a mask between prompt and [SEP], with a loss weight."""
-  features = predictor.scored_features([([7, 8], [5, 6])], (8,), architecture="encoder_only", framing=FRAMING)
+  features = predictor.scored_features(
+    [predictor.ScoredRow([7, 8], [5, 6])], (8,), architecture="encoder_only", framing=FRAMING
+  )
   same(
     features,
     {
@@ -102,12 +104,13 @@ def test_what_is_drawn_depends_on_the_number_of_the_prompt():
 def test_scores_are_log_probabilities(kind):
   """Scores equal the sums of the model's log-probabilities of each target."""
   scorer, params = predictor_of(kind)
-  scores = scorer.log_likelihood(params, list(zip(PROMPTS, TARGETS, strict=True)))
+  rows = [predictor.ScoredRow(*pair) for pair in zip(PROMPTS, TARGETS, strict=True)]
+  scores, _ = scorer.likelihoods(params, rows)
   model, architecture = toy.model(toy.KINDS[kind], seed=3), toy.KINDS[kind].architecture
   side = "encoder" if architecture == "encoder_only" else "decoder"
-  for prompt, target, score in zip(PROMPTS, TARGETS, scores, strict=True):
+  for row, score in zip(rows, scores, strict=True):
     widths = (20, 17) if architecture == "encoder_decoder" else (40,)
-    batch = predictor.scored_features([(prompt, target)], widths, architecture=architecture, framing=FRAMING)
+    batch = predictor.scored_features([row], widths, architecture=architecture, framing=FRAMING)
     log_probabilities = jax.nn.log_softmax(toy.logits(model, jax.tree.map(jax.numpy.asarray, batch))[0])
     chosen = np.take_along_axis(log_probabilities, batch[f"{side}_target_tokens"][0][:, None], 1)[:, 0]
     np.testing.assert_allclose(score, np.sum(chosen * batch[f"{side}_loss_weights"][0]), rtol=1e-4)

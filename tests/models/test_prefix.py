@@ -130,7 +130,7 @@ def test_what_beams_write_is_as_likely_as_it_is_said_to_be(kind):
         row[index, length : length + 4], weights[index, length : length + 4] = tokens[index], 1.0
       again |= {"decoder_target_tokens": row, "decoder_loss_weights": weights}
     again["decoder_input_tokens"] = np.pad(again["decoder_target_tokens"], [(0, 0), (1, 0)])[:, :-1]
-    expected = jax.jit(decoding.log_likelihood)(model, jax.tree.map(jnp.asarray, again))
+    expected = jax.jit(lambda m, b: decoding.likelihoods(m, b)[0])(model, jax.tree.map(jnp.asarray, again))
     np.testing.assert_allclose(found.scores[:, beam], expected, rtol=1e-3)
 
 

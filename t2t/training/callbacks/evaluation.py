@@ -34,6 +34,7 @@ class TaskResult(Protocol):
   percentages: Collection[str]
   tied: int
   without_gold: int
+  rule: Mapping[str, str]
   classes: ClassReport | None
 
 
@@ -108,7 +109,9 @@ def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
       "tied": result.tied,
       "without a gold answer (left out)": result.without_gold,
     }
-    notes = "; ".join(f"{count} of {len(result.answers)} {label}" for label, count in counts.items() if count)
+    rule = [", ".join(f"{name}={value or repr(value)}" for name, value in result.rule.items())]
+    listed = [f"{count} of {len(result.answers)} {label}" for label, count in counts.items() if count]
+    notes = "; ".join(filter(None, [*rule, *listed]))
     run.logger.say(f"step {run.step}: {result.task} {metrics}{notes and f' ({notes})'}")
   class_files.write(
     run.workdir, run.step, {result.task: result.classes.to_dict() for result in results if result.classes is not None}

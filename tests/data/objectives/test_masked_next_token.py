@@ -202,12 +202,13 @@ def test_a_prompt_is_read_as_it_says(causal):
   features = prompt_features.prompt_features(prompts, 6, architecture="decoder_only", framing=framing)
   last, state = model.start_decode({name: jnp.asarray(x) for name, x in features.items()}, 2)
   found, _ = model.decode_step(last, state)
-  rows = predictor.scored_features([(p, [3]) for p in prompts], (6,), architecture="decoder_only", framing=framing)
+  scored = [predictor.ScoredRow(p, [3]) for p in prompts]
+  rows = predictor.scored_features(scored, (6,), architecture="decoder_only", framing=framing)
   logits = toy.logits(model, rows)
   expected = np.stack([logits[0, 4], logits[1, 2]])
   np.testing.assert_allclose(found, expected, atol=1e-5)
   other = predictor.scored_features(
-    [(p, [3]) for p in prompts],
+    scored,
     (6,),
     architecture="decoder_only",
     framing=dataclasses.replace(framing, causal=not causal),
