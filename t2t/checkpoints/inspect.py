@@ -96,9 +96,10 @@ def _metrics(folder: epath.Path) -> dict[str, float]:
 
 
 def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
-  """Returns a note on a step of a workdir with a better metric than the last one; "" if there is none.
+  """Returns a note on the steps of a workdir with better metrics than the last one; "" if there are none.
 
-  Runs with early stopping, or with a task metric, end after their best step.
+  Runs with early stopping, or with task metrics, end after their best steps. `t2t superglue` selects a step for each
+  task.
 
   Args:
     path: given by the user.
@@ -106,23 +107,29 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
     run: its config.
   """
   settings: Any = run.get("eval", {})
-  metric = settings.get("early_stopping_metric", "loss")
-  if step_path == gcs.absolute(path) or (metric == "loss" and not settings.get("patience")):
+  stopping = settings.get("early_stopping_metric", "loss")
+  if step_path == gcs.absolute(path):
     return ""
   folder, last = step_path.parent, int(step_path.name)
   # Read only the metrics of each step, because a bucket is slow.
   metrics = {step: _metrics(folder / str(step)) for step in verify.steps(folder)}
-  best_step = (_best(folder, metrics) or [{}])[-1].get(metric)
-  if best_step is None or best_step == last or metric not in metrics.get(last, {}):
-    return ""
-  digits = 4 if metric == "loss" else 2
-  has_last, has_best = (f"{metrics[step][metric]:.{digits}f}" for step in (last, best_step))
-  if has_last == has_best:  # as good, and earlier
-    return ""
-  return (
-    f"reading the last step, {last}: {metric} {has_last}; step {best_step} is better,\n  {has_best}:"
-    f" {folder / str(best_step)}"
-  )
+  best_steps = (_best(folder, metrics) or [{}])[-1]
+  names = [name for name in metrics.get(last, {}) if name.endswith("/score") and name != stopping]
+  if stopping != "loss" or settings.get("patience"):
+    names.insert(0, stopping)
+  lines = []
+  for name in names:
+    best_step = best_steps.get(name)
+    if best_step is None or best_step == last or name not in metrics.get(last, {}):
+      continue
+    digits = 4 if name == "loss" else 2
+    has_last, has_best = (f"{metrics[step][name]:.{digits}f}" for step in (last, best_step))
+    if has_last != has_best:  # otherwise as good, and earlier
+      lines.append(
+        f"reading the last step, {last}: {name} {has_last}; step {best_step} is better,\n  {has_best}:"
+        f" {folder / str(best_step)}"
+      )
+  return "\n".join(lines)
 
 
 # ---- Pruning ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import sys
+from typing import TYPE_CHECKING
 
 from absl import logging
 from etils import epath
@@ -16,6 +17,9 @@ from t2t.evaluation import results
 from t2t.models import adapters as adapters_lib
 from t2t.storage import gcs
 from t2t.training.train import train
+
+if TYPE_CHECKING:  # imports seqio, which parsing of options does not need
+  from t2t.evaluation import evaluate
 
 # Diagnostic sets have no training data: the best model of the diagnosed task predicts for them.
 _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
@@ -79,16 +83,25 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
 
   # ---- Predictions ---------------------------------------------------------------------------------------------------
-  task_results = []
+  task_results, method = [], ""
   for split, task_names in (("validation", trained), ("test", with_test)):
     if task_names:
-      task_results += _answers(config, finetuned, {name: steps[name] for name in task_names}, split)
+      evaluation = _evaluation(config, finetuned, {name: steps[name] for name in task_names}, split)
+      method = evaluation.method
+      task_results += _answers(evaluation, finetuned, {name: steps[name] for name in task_names})
   if jax.process_index() == 0:
     without = sorted(set(trained) - set(with_test))
     if without:
       print(f"no test set: {', '.join(without)}", file=sys.stderr)
     is_complete = not config.eval.max_examples
-    results.publish(task_results, folder, about={"checkpoint": str(finetuned)}, steps=steps, whole=is_complete)
+    results.publish(
+      task_results,
+      folder,
+      about={"method": method},
+      steps=steps,
+      checkpoints={name: str(_checkpoint(finetuned, step)) for name, step in steps.items()},
+      whole=is_complete,
+    )
   return task_results
 
 
@@ -99,16 +112,27 @@ def _with_split(data, source: pretrained.Source, names: Sequence[str], split: st
   return [task.name for task in evaluate.find_tasks(data, source.model.architecture, names) if split in task.splits]
 
 
-def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> list[results.Result]:
-  """Returns the results of each task with the parameters of its best step."""
+def _checkpoint(finetuned: epath.Path, step: int) -> epath.Path:
+  return finetuned / "checkpoints" / str(step)
+
+
+def _evaluation(config: Config, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> "evaluate.Evaluation":
+  """Returns the evaluation of tasks; their checkpoints differ only in their parameters."""
   from t2t.evaluation import evaluate
 
-  source_of = lambda step: pretrained.read_source(str(finetuned / "checkpoints" / str(step)))
-  evaluation = evaluate.prepare(config, source_of(min(steps.values())), tasks=tuple(steps), split=split)
+  source = pretrained.read_source(str(_checkpoint(finetuned, min(steps.values()))))
+  return evaluate.prepare(config, source, tasks=tuple(steps), split=split)
+
+
+def _answers(
+  evaluation: "evaluate.Evaluation", finetuned: epath.Path, steps: Mapping[str, int]
+) -> list[results.Result]:
+  """Returns the results of each task with the parameters of its best step."""
   task_results = []
   with results.progress(evaluation.num_examples) as on_batch:
     for step in sorted(set(steps.values())):
-      params = pretrained.load(source_of(step), evaluation.mesh).params
+      source = pretrained.read_source(str(_checkpoint(finetuned, step)))
+      params = pretrained.load(source, evaluation.mesh).params
       names = [name for name in steps if steps[name] == step]
       task_results += evaluation.run(params, only=names, on_batch=on_batch)
   return sorted(task_results, key=lambda result: list(steps).index(result.task))

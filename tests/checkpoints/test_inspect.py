@@ -166,6 +166,8 @@ def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
     ({"early_stopping_metric": "table/score"}, {2: 50.0, 4: 90.0, 6: 90.0}, ""),
     ({"early_stopping_metric": "table/score"}, {2: float("nan"), 6: 90.0}, ""),
     ({"early_stopping_metric": "loss"}, {2: 50.0, 4: 90.0}, ""),
+    # The table of `t2t superglue` has the best step of each task.
+    ({}, {2: 90.0, 4: 50.0}, "reading the last step, 4: table/score 50.00; step 2 is better,\n  90.00: "),
     (
       {"early_stopping_metric": "loss", "patience": 2},
       {2: 50.0, 4: 90.0},

@@ -277,6 +277,12 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (["--config.data.mixture=odd_broken"], r"odd_broken: metric broken raised ZeroDivisionError \("),
     (["--config.eval.tasks=labell"], r"config.eval.tasks: labell is not a task"),
     (["--config.eval.method=guess"], "config.eval.method=guess: unknown value. Known values: generate, rank, head"),
+    (["--config.eval.normalize=avg"], "config.eval.normalize=avg: unknown value"),
+    (
+      ["--config.eval.method=rank", "--config.eval.normalize=byte"],
+      "normalize=byte: unknown value.*did you mean bytes",
+    ),
+    (["--config.eval.pseudo_likelihood=pll"], "pseudo_likelihood=pll: only encoders have pseudo-log-likelihoods"),
     (["--config.data.eval_split=tset"], "odd_label has no split 'tset'; did you mean test"),
     (["--config.data.eval_split=dev"], r"odd_label has no split 'dev'\. Known splits: train, validation, test"),
     (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),
@@ -382,6 +388,17 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
     assert any(task in line and line.split()[-1] == str(step) for line in table.splitlines())
   assert "super_glue_axb" in out and "leaderboard" in out
   assert command.main(arguments) == 0
+  # The checkpoint that a record names gives the metrics of the record, and is not always the last one.
+  capsys.readouterr()
+  for task in ("cb", "rte"):
+    record = found[f"super_glue_{task}.validation"]
+    assert record["checkpoint"] in out
+    again = ["eval", "--config=superglue", f"--checkpoint={record['checkpoint']}", f"--workdir={tmp_path / task}"]
+    again += [f"--config.data.benchmark_dirs.superglue={superglue_folder}", f"--config.eval.tasks={task}"]
+    assert command.main([*again, "--config.data.inputs_length=40", "--config.data.targets_length=16"]) == 0
+    evaluated = json.loads((tmp_path / task / "results.json").read_text())[f"super_glue_{task}.validation"]
+    assert evaluated["metrics"] == pytest.approx(record["metrics"])
+    assert evaluated["checkpoint"] == record["checkpoint"]
 
 
 @pytest.mark.exhaustive
