@@ -134,7 +134,7 @@ def _answers(
       source = pretrained.read_source(str(_checkpoint(finetuned, step)))
       params = pretrained.load(source, evaluation.mesh).params
       names = [name for name in steps if steps[name] == step]
-      task_results += evaluation.run(params, only=names, on_batch=on_batch)
+      task_results += evaluation.run(params, only=names, on_batch=on_batch, with_intervals=True)
   return sorted(task_results, key=lambda result: list(steps).index(result.task))
 
 

@@ -17,7 +17,7 @@ from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
 from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
 from t2t.data.sources import bad_records
-from t2t.evaluation import classes, few_shot, methods, results, task_metrics
+from t2t.evaluation import classes, few_shot, intervals, item_statistics, methods, results, task_metrics
 from t2t.inference import predictor, ties
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
@@ -129,6 +129,7 @@ class Evaluation:
     *,
     only: Collection[str] | None = None,
     on_batch: Callable[[str, float, int], None] | None = None,
+    with_intervals: bool = False,
   ) -> list[results.Result]:
     """Evaluates all tasks.
 
@@ -136,8 +137,10 @@ class Evaluation:
       params: of the model.
       only: names of the tasks to evaluate; None: all.
       on_batch: called after each batch with the task name and the numbers of finished examples and tokens.
+      with_intervals: whether to compute the interval of each metric, which takes up to seconds.
     """
-    return [self._ask(task, params, on_batch) for task in self._tasks if only is None or task.name in only]
+    asked = [task for task in self._tasks if only is None or task.name in only]
+    return [self._ask(task, params, on_batch, with_intervals=with_intervals) for task in asked]
 
   def metric_names(self) -> list[str]:
     """Returns the names of all metrics, "TASK/METRIC" and "TASK/score", found by scoring the gold answers.
@@ -180,7 +183,7 @@ class Evaluation:
 
   # ---- Answers -------------------------------------------------------------
 
-  def _ask(self, task: "seqio.Task", params: Params, on_batch) -> results.Result:
+  def _ask(self, task: "seqio.Task", params: Params, on_batch, *, with_intervals: bool) -> results.Result:
     examples = self._examples[task.name]
     if task.name in self._numbers:
       params = adapters_lib.of_task(params, self._adapters, self._numbers[task.name])
@@ -206,11 +209,14 @@ class Evaluation:
     # Examples without a gold answer are neither right nor wrong.
     counts = [index for index, answer in enumerate(task_answers) if answer.has_gold]
     gold = [task_answers[index] for index in counts]
-    metrics, percentages = self._measure(task, gold, None if target_scores is None else target_scores[counts])
+    gold_scores = None if target_scores is None else target_scores[counts]
+    metrics, percentages = self._measure(task, gold, gold_scores)
+    uncertainty = self._uncertainty(task, gold, gold_scores) if with_intervals else {}
     return results.Result(
       *(task.name, self._split_of(task), metrics, task_answers, percentages),
       classes=classes.of_answers(gold, without_gold=len(task_answers) - len(gold)) if task.predict_metric_fns else None,
       rule=self._method.rule,
+      **uncertainty,
     )
 
   def _answer(
@@ -239,15 +245,10 @@ class Evaluation:
     1/k.
     """
     targets = [answer.target for answer in task_answers]
-    tied = [len(answer.tied) for answer in task_answers if answer.tied]
-    most = max(_LEAST_ROUNDS, _MOST_MEASURED // max(len(task_answers), 1))
-    rounds = ties.rounds(tied, most=most) if tied else [0]
-    in_round = lambda number: [
-      answer.tied[number % len(answer.tied)] if answer.tied else answer.value for answer in task_answers
-    ]
+    values = _values_of_rounds(task_answers, most=max(_LEAST_ROUNDS, _MOST_MEASURED // max(len(task_answers), 1)))
     metrics: dict[str, float] = {}
     percentages: set[str] = set()
-    metric_inputs = [(function, [in_round(number) for number in rounds]) for function in task.predict_metric_fns]
+    metric_inputs = [(function, values) for function in task.predict_metric_fns]
     metric_inputs += [(function, [target_scores.tolist()]) for function in task.score_metric_fns]
     try:
       for function, values_of_rounds in metric_inputs:
@@ -262,6 +263,44 @@ class Evaluation:
         "only other tasks in config.eval.tasks"
       ) from error
     return metrics, percentages
+
+  def _uncertainty(self, task: "seqio.Task", task_answers: Sequence[results.Answer], target_scores) -> dict[str, Any]:
+    """Returns the intervals of the metrics, and the statistics and units of the answers, as fields of a result.
+
+    The statistics of tied answers are means over rounds.
+    """
+    targets = [answer.target for answer in task_answers]
+    units = item_statistics.units(targets)
+    statistics: dict[str, item_statistics.Statistics] = {}
+    metric_intervals: dict[str, intervals.Interval | None] = {}
+    if not task_answers:
+      return {}
+    rounds = _values_of_rounds(task_answers, most=_LEAST_ROUNDS)
+    for function in task.predict_metric_fns:
+      of_rounds = [item_statistics.of_metric(function, targets, values) for values in rounds]
+      for name, (value, _) in of_rounds[0].items():
+        rows = np.mean([of_round[name].rows for of_round in of_rounds], axis=0)
+        statistics[name] = item_statistics.Statistics(value, rows)
+        metric_intervals[name] = intervals.of_metric(name, statistics[name], units)
+      if not of_rounds[0]:
+        for name in function(targets, rounds[0]):
+          metric_intervals[name] = intervals.of_function(function, name, targets, rounds[0])
+    for function in task.score_metric_fns:
+      scores = target_scores.tolist()
+      for name in function(targets, scores):
+        metric_intervals[name] = intervals.of_function(function, name, targets, scores)
+    known = {name: interval for name, interval in metric_intervals.items() if interval is not None}
+    return {"intervals": known, "statistics": statistics, "units": units}
+
+
+def _values_of_rounds(task_answers: Sequence[results.Answer], *, most: int) -> list[list[Any]]:
+  """Returns the values of all answers, for each of at most `most` rounds that break ties differently."""
+  tied = [len(answer.tied) for answer in task_answers if answer.tied]
+  rounds = ties.rounds(tied, most=most) if tied else [0]
+  return [
+    [answer.tied[number % len(answer.tied)] if answer.tied else answer.value for answer in task_answers]
+    for number in rounds
+  ]
 
 
 # Tie-breaking rounds: limited so that all rounds measure at most _MOST_MEASURED answers, but at least _LEAST_ROUNDS.
@@ -421,7 +460,7 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     hosts.log_once(note)
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
-    task_results = evaluation.run(params, on_batch=on_batch)
+    task_results = evaluation.run(params, on_batch=on_batch, with_intervals=True)
   about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.num_shots}
   if jax.process_index() == 0:
     results.publish(task_results, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)

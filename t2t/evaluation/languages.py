@@ -8,6 +8,7 @@ import rich.console
 import rich.table
 
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import intervals
 
 
 class LanguageResult(Protocol):
@@ -16,8 +17,8 @@ class LanguageResult(Protocol):
   task: str
   split: str
   metrics: Mapping[str, float]
-  answers: Sequence
-  unparseable: int
+  n: int
+  intervals: Mapping[str, intervals.Interval]
 
 
 ByLanguage = Mapping[str, LanguageResult]
@@ -53,13 +54,19 @@ def print_table(benchmark: str, split: str, by_language: ByLanguage, console: ri
   mean = means(by_language)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   table.add_column(f"{benchmark}, {split}")
-  for name in (*mean, "examples", "unparseable"):
+  for name in (*mean, "n"):
     table.add_column(name, justify="right")
   for language, result in by_language.items():
-    counts = f"{len(result.answers):,}", f"{result.unparseable:,}"
-    table.add_row(language, *(f"{result.metrics[name]:.2f}" for name in mean), *counts)
+    cells = [_cell(result, name) for name in mean]
+    table.add_row(language, *cells, f"{result.n:,}")
   table.add_row(f"mean of {len(by_language)}", *(f"{value:.2f}" for value in mean.values()), style="bold")
   console.print(table)
+
+
+def _cell(result: LanguageResult, name: str) -> str:
+  """Returns a metric with its interval, "50.00 (40.1 to 59.9)"."""
+  interval = result.intervals.get(name)
+  return f"{result.metrics[name]:.2f}" + (f" ({interval.low:.1f} to {interval.high:.1f})" if interval else "")
 
 
 def record(task_results: Sequence[LanguageResult], *, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -72,6 +79,11 @@ def record(task_results: Sequence[LanguageResult], *, about: Mapping[str, Any]) 
   return {
     f"{benchmark}.{split}": {
       "languages": {language: dict(result.metrics) for language, result in by_language.items()},
+      "n": {language: result.n for language, result in by_language.items()},
+      "intervals": {
+        language: {name: interval.to_dict() for name, interval in result.intervals.items()}
+        for language, result in by_language.items()
+      },
       "mean": means(by_language),
       **about,
     }

@@ -16,7 +16,8 @@ import rich.console
 import rich.progress
 import rich.table
 
-from t2t.evaluation import benchmarks, classification_report
+from t2t.evaluation import benchmarks, classification_report, item_statistics
+from t2t.evaluation import intervals as intervals_lib
 from t2t.inference import option_scores
 
 _SECONDS = 10.0  # between progress lines, if standard error is not a terminal
@@ -54,6 +55,9 @@ class Result:
   percentages: names of the metrics known to be percentages; user-defined metrics are not.
   classes: classification report; None: the task has no classes, or the split has no labels.
   rule: settings of config.eval that the scores of answers depend on, such as normalize, with their defaults.
+  intervals: metric -> its 95 % interval.
+  statistics: metric -> statistics of the answers with a gold answer.
+  units: independent unit of each answer with a gold answer, see `item_statistics.units`.
   """
 
   task: str
@@ -63,6 +67,14 @@ class Result:
   percentages: Collection[str] = ()
   classes: classification_report.ClassificationReport | None = None
   rule: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  intervals: Mapping[str, intervals_lib.Interval] = dataclasses.field(default_factory=dict)
+  statistics: Mapping[str, item_statistics.Statistics] = dataclasses.field(default_factory=dict)
+  units: Sequence[str] = ()
+
+  @property
+  def n(self) -> int:
+    """Number of answers that the metrics count."""
+    return sum(answer.has_gold for answer in self.answers)
 
   @property
   def tied(self) -> int:
@@ -160,15 +172,21 @@ def write(
   path = folder / "results.json"
   record = json.loads(path.read_text()) if path.exists() else {}
   for result in results:
-    lines = []
+    lines, gold = [], -1
     for answer in result.answers:
       fields = {key: _plain(value) for key, value in answer.example.items() if key not in _NOT_WRITTEN}
       fields["inputs"] = _text(answer.example.get("inputs_pretokenized", b""))
       fields |= {"target": _plain(answer.target), "prediction": answer.text, "value": _plain(answer.value)}
-      lines.append(json.dumps(fields | {"score": answer.score, "parseable": answer.parseable}, ensure_ascii=False))
+      fields |= {"score": answer.score, "parseable": answer.parseable}
+      gold += answer.has_gold
+      if result.statistics and answer.has_gold:
+        fields |= {"unit": result.units[gold], "statistics": _statistics(result, gold)}
+      lines.append(json.dumps(fields, ensure_ascii=False))
     replace_text(folder / "predictions" / f"{result.task}.{result.split}.jsonl", "\n".join(lines) + "\n")
     record[f"{result.task}.{result.split}"] = {
       "metrics": dict(result.metrics),
+      "n": result.n,
+      "intervals": {name: interval.to_dict() for name, interval in result.intervals.items()},
       **_signature(result.metrics),
       "score": result.score,
       "examples": len(result.answers),
@@ -183,6 +201,12 @@ def write(
     }
   replace_text(path, json.dumps(record, indent=2) + "\n")
   return path
+
+
+def _statistics(result: Result, number: int) -> dict[str, list[Any]]:
+  """Returns the statistics of an answer as JSON: metric -> key of `item_statistics.VALUES` and numbers."""
+  row_of = lambda rows: [int(x) if x == int(x) else float(x) for x in rows[number].tolist()]
+  return {name: [value, *row_of(rows)] for name, (value, rows) in result.statistics.items()}
 
 
 def replace_text(path: epath.Path, text: str) -> None:
@@ -208,14 +232,16 @@ def print_table(
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in texts:
     table.add_column(heading, overflow="fold")  # names that are cut off would be ambiguous
-  for heading in ("value", "examples", "unparseable", *(["step"] if steps else [])):
+  for heading in ("value", "95 % interval", "n", *(["step"] if steps else [])):
     table.add_column(heading, justify="right", no_wrap=True)
   for result in results:
-    facts = [f"{len(result.answers):,}", f"{result.unparseable:,}", *([f"{steps[result.task]:,}"] if steps else [])]
+    number = result.n if result.metrics else len(result.answers)
+    facts = [f"{number:,}", *([f"{steps[result.task]:,}"] if steps else [])]
     task = [result.task, result.split][: len(texts) - 1]
     for name, value in result.metrics.items() or [("no labels", None)]:
       unit = " %" if name in result.percentages else ""
-      table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", *facts)
+      interval = interval_text(result.intervals.get(name))
+      table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", interval, *facts)
       task, facts = [""] * len(task), []
   means = benchmarks.means({scored.task: scored.score for scored in results if scored.score is not None})
   for mean in means:
@@ -226,8 +252,16 @@ def print_table(
   note_items(results, console)
 
 
+def interval_text(interval: intervals_lib.Interval | None) -> str:
+  """Returns an interval for a table, "24.7 to 75.3"; "" for none."""
+  return "" if interval is None else f"{interval.low:.1f} to {interval.high:.1f}"
+
+
 def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
-  """Prints the scoring rule, ties, examples without a gold answer, numeric errors, and unparseable answers."""
+  """Prints the rules of intervals and scores, ties, examples without gold, numeric errors, unparseable answers."""
+  methods = {interval.method for result in results for interval in result.intervals.values()}
+  if methods:
+    console.print("95 % intervals: " + "; ".join(text for method, text in _INTERVALS.items() if method in methods))
   for rule in dict.fromkeys(tuple(result.rule.items()) for result in results if result.rule):
     console.print(rule_text(dict(rule)))
   for result in results:
@@ -235,6 +269,10 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
       console.print(
         f"{result.task}: {result.tied:,} of {len(result.answers):,} answers are tied; each of k tied answers "
         "counts 1/k, and the class report counts the first"
+      )
+    if result.unparseable:
+      console.print(
+        f"{result.task}: {result.unparseable:,} of {len(result.answers):,} answers are unparseable and count as wrong"
       )
     if result.without_gold:
       console.print(
@@ -260,6 +298,12 @@ def rule_text(rule: Mapping[str, str]) -> str:
   if "normalize" not in rule:
     return f"score of a target: its pseudo-log-likelihood ({keys})"
   return f"score of an option: {option_scores.NORMALIZATIONS[rule['normalize']].text} ({keys})"
+
+
+_INTERVALS = {
+  "exact": "Clopper-Pearson for shares of independent items",
+  "bootstrap": f"bootstrap percentiles ({intervals_lib.RESAMPLES:,} resamples, seed {intervals_lib.SEED}) for others",
+}
 
 
 def print_classes(results: Sequence[Result], console: rich.console.Console) -> None:

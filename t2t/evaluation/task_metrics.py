@@ -38,12 +38,12 @@ def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
   """Computes the F1 of the positive class, label 1 of two (MRPC, QQP)."""
-  return {"f1": _f1(targets, _wrong_where_unparseable(targets, predictions), classes=[1])}
+  return {"f1": _f1(targets, wrong_where_unparseable(targets, predictions), classes=[1])}
 
 
 def matthews(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
   """Computes the Matthews correlation coefficient of two classes, -100 to 100 (CoLA, AX-b)."""
-  predictions = _wrong_where_unparseable(targets, predictions)
+  predictions = wrong_where_unparseable(targets, predictions)
   value = 0.0
   if len(set(targets)) > 1 and len(set(predictions)) > 1:
     import sklearn.metrics
@@ -61,6 +61,7 @@ def mean_multiclass_f1(num_classes: int) -> Metric:
   def f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
     return {"f1": _f1(targets, predictions, classes=list(range(num_classes)))}
 
+  f1.num_classes = num_classes
   return f1
 
 
@@ -246,7 +247,8 @@ def _is_right(target: Any, prediction: Any) -> bool:
   return not postprocessors.is_unparseable(prediction) and prediction == target
 
 
-def _wrong_where_unparseable(targets: Sequence[int], predictions: Sequence[int]) -> list[int]:
+def wrong_where_unparseable(targets: Sequence[int], predictions: Sequence[int]) -> list[int]:
+  """Returns predictions of two classes; an unparseable prediction becomes the wrong class."""
   return [
     1 - target if postprocessors.is_unparseable(prediction) else prediction
     for target, prediction in zip(targets, predictions, strict=True)
@@ -263,12 +265,17 @@ def _f1(targets: Sequence[int], predictions: Sequence[int], *, classes: list[int
   return 100 * float(sklearn.metrics.f1_score(targets, predictions, labels=classes, average="macro", zero_division=0))
 
 
-def _correlation(coefficient: Callable, targets: Sequence[float], predictions: Sequence[float | None]) -> float:
+def farthest_where_unparseable(targets: Sequence[float], predictions: Sequence[float | None]) -> list[float]:
+  """Returns predictions; an unparseable one becomes the minimum or maximum of the targets, see `pearson`."""
   low, high = min(targets, default=0.0), max(targets, default=0.0)
-  parsed = [
+  return [
     (high if target - low < high - target else low) if prediction is None else prediction
     for target, prediction in zip(targets, predictions, strict=True)
   ]
+
+
+def _correlation(coefficient: Callable, targets: Sequence[float], predictions: Sequence[float | None]) -> float:
+  parsed = farthest_where_unparseable(targets, predictions)
   if len(set(targets)) < 2 or len(set(parsed)) < 2:
     return 0.0
   with np.errstate(all="ignore"), warnings.catch_warnings():

@@ -34,9 +34,20 @@ def parts(class_records: Mapping[str, Any]) -> Iterator[str]:
     yield from task_parts
 
 
+def _interval(report: classification_report.ClassificationReport) -> str:
+  from t2t.evaluation import intervals
+
+  interval = intervals.exact(float(np.trace(report.confusion)), report.n)
+  return f" (95 % interval {interval.low:.1f} to {interval.high:.1f}, Clopper-Pearson)"
+
+
 def _of_task(name: str, report: classification_report.ClassificationReport) -> Iterator[str]:
   label, share = report.majority
-  facts = [f"{report.n:,} items", f"accuracy {report.accuracy:.2f} %", f"macro F1 {report.macro_f1:.2f} %"]
+  facts = [
+    f"{report.n:,} items",
+    f"accuracy {report.accuracy:.2f} %{_interval(report)}",
+    f"macro F1 {report.macro_f1:.2f} %",
+  ]
   facts.append(f'majority baseline {share:.2f} % (always "{label}")')
   if report.not_a_label:
     facts.append(f"{report.not_a_label:,} predictions are not a label and count as wrong")

@@ -111,7 +111,7 @@ def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
     }
     rule = [", ".join(f"{name}={value or repr(value)}" for name, value in result.rule.items())]
     listed = [f"{count} of {len(result.answers)} {label}" for label, count in counts.items() if count]
-    notes = "; ".join(filter(None, [*rule, *listed]))
+    notes = "; ".join(note for note in (*rule, *listed) if note)
     run.logger.say(f"step {run.step}: {result.task} {metrics}{notes and f' ({notes})'}")
   class_files.write(
     run.workdir, run.step, {result.task: result.classes.to_dict() for result in results if result.classes is not None}
