@@ -92,8 +92,7 @@ class Evaluation:
     self._architecture = config.architecture
     vocabularies.check(vocabulary, config.vocab_size)
     self._vocabulary = vocabulary
-    self.method = methods.choose(settings.method, config, by_heads=by_heads)
-    methods.check_rule(settings, self.method)
+    self.method = methods.check(settings, config, by_heads=by_heads)
     self._method = methods.METHODS[self.method](
       methods.EvaluationContext(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
     )

@@ -175,7 +175,6 @@ class Ranks(Writes):
     super().__init__(context)
     settings = context.settings
     normalize = option_scores.choose(settings.normalize, is_generative=context.config.kind.is_generative)
-    option_scores.check_neutral(normalize, settings.neutral_context)
     self.rule = {"normalize": normalize, **self.rule}
     if option_scores.NORMALIZATIONS[normalize].needs_neutral:
       self.rule["neutral_context"] = settings.neutral_context
@@ -292,18 +291,15 @@ class HeadMethod:
 METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"generate": Writes, "rank": Ranks, "head": HeadMethod}
 
 
-def check_rule(settings: EvalConfig, method: str) -> None:
-  """Checks that the keys of scoring rules fit the method.
-
-  Args:
-    settings: the keys.
-    method: key of `METHODS`.
+def check(settings: EvalConfig, config: TransformerConfig, *, by_heads: bool) -> str:
+  """Returns a key of `METHODS`, after a check of the keys of scoring rules; see `choose`.
 
   Raises:
-    UserError: a value is unknown, or the method does not rank options, but a key says how to rank them.
+    UserError: a value is unknown, or does not fit the model or the method.
   """
-  option_scores.choose(settings.normalize, is_generative=True)
-  pseudo_likelihood.choose(settings.pseudo_likelihood, is_generative=False)
+  is_generative = config.kind.is_generative
+  method = choose(settings.method, config, by_heads=by_heads)
+  normalize = option_scores.choose(settings.normalize, is_generative=is_generative)
   for key in ("normalize", "neutral_context"):
     value = getattr(settings, key)
     if value and method != "rank":
@@ -316,6 +312,9 @@ def check_rule(settings: EvalConfig, method: str) -> None:
       f"config.eval.pseudo_likelihood={settings.pseudo_likelihood}: a head predicts without pseudo-log-likelihoods. "
       "Set config.eval.method=rank, or leave out config.eval.pseudo_likelihood."
     )
+  pseudo_likelihood.choose(settings.pseudo_likelihood, is_generative=is_generative)
+  option_scores.check_neutral(normalize, settings.neutral_context)
+  return method
 
 
 def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:

@@ -40,6 +40,8 @@ def open_run(
   data = data or stage_program.from_config()
   run_stages = _resolved_stages(config, data)
   notes = ineffective.check(config, run_stages, begins=not verify.steps(folder / manager.CHECKPOINTS))
+  for stage in run_stages:
+    stage_program.check_scoring(stage)
   config = run_stages[-1].config
   hosts.check_number(config.train.num_processes)
   mesh, why_mesh = stage_program.make_mesh(run_stages)

@@ -208,6 +208,23 @@ class StageProgram:
     return self.flops
 
 
+def check_scoring(stage: Stage) -> None:
+  """Checks the keys of the rule by which evaluations of tasks score options; loads nothing.
+
+  Args:
+    stage: of a run.
+
+  Raises:
+    UserError: see `evaluation.methods.check`.
+  """
+  config, settings = stage.config, stage.config.eval
+  if config.data.reads_only_tasks and (settings.normalize or settings.neutral_context or settings.pseudo_likelihood):
+    from t2t.evaluation import methods
+
+    with stage.error_context():
+      methods.check(settings, config.model, by_heads=losses.answered_by_heads(config.train.loss))
+
+
 class StagePrograms:
   """Programs of all stages; the next stage's step is compiled while the current stage runs.
 

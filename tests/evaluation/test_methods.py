@@ -8,13 +8,15 @@ import test_evaluate
 import toy
 
 from t2t import UserError
+from t2t import __main__ as command
 from t2t.configuration.schema import EvalConfig
 from t2t.evaluation import methods, results
 from t2t.inference import option_scores, text_scores
 from t2t.models.config import HeadConfig
+from t2t.training import stage_program
 
 module = test_evaluate.module  # the fixture
-BERT = toy.KINDS["bert"]
+T5, BERT = toy.KINDS["t5_1_1"], toy.KINDS["bert"]
 HEADED = dataclasses.replace(BERT, heads=(HeadConfig("label", 2, "class"),))
 
 
@@ -26,20 +28,35 @@ def test_an_encoder_does_not_generate():
 
 
 @pytest.mark.parametrize(
-  ("settings", "method", "message"),
+  ("settings", "config", "message"),
   [
-    ({"normalize": "mean"}, "head", r"normalize=mean: only ranked options.*method 'head'.*method=rank"),
-    ({"normalize": "sum"}, "generate", r"normalize=sum: only ranked options.*method 'generate'"),
-    ({"neutral_context": "Answer:"}, "generate", r"neutral_context=Answer:: only ranked options"),
-    ({"normalize": "byte"}, "rank", r"normalize=byte: unknown value.*did you mean bytes"),
-    ({"pseudo_likelihood": "pl"}, "rank", r"pseudo_likelihood=pl: unknown value"),
-    ({"pseudo_likelihood": "pll"}, "head", r"pseudo_likelihood=pll: a head predicts without"),
+    ({"normalize": "mean"}, HEADED, r"normalize=mean: only ranked options.*method 'head'.*method=rank"),
+    ({"normalize": "sum"}, T5, r"normalize=sum: only ranked options.*method 'generate'"),
+    ({"neutral_context": "Answer:"}, T5, r"neutral_context=Answer:: only ranked options"),
+    (
+      {"neutral_context": "A:", "method": "rank"},
+      T5,
+      r"neutral_context='A:': the normalization 'sum' reads no",
+    ),
+    ({"normalize": "byte", "method": "rank"}, T5, r"normalize=byte: unknown value.*did you mean bytes"),
+    ({"pseudo_likelihood": "pl"}, BERT, r"pseudo_likelihood=pl: unknown value.*did you mean pll"),
+    ({"pseudo_likelihood": "pll"}, HEADED, r"pseudo_likelihood=pll: a head predicts without"),
+    ({"pseudo_likelihood": "pll", "method": "rank"}, T5, r"pseudo_likelihood=pll: only encoders"),
   ],
 )
-def test_rules_that_do_not_fit_a_method(settings, method, message):
+def test_rules_that_do_not_fit(settings, config, message):
   with pytest.raises(UserError, match=message):
-    methods.check_rule(EvalConfig(**settings), method)
-  methods.check_rule(EvalConfig(), method)
+    methods.check(EvalConfig(**settings), config, by_heads=True)
+  methods.check(EvalConfig(), config, by_heads=True)
+
+
+def test_training_refuses_a_rule_before_it_compiles(module, tmp_path, capsys, monkeypatch):
+  """The error comes before programs are compiled and parameters loaded."""
+  monkeypatch.setattr(stage_program.StagePrograms, "prepare", lambda *args: pytest.fail("a program was compiled"))
+  arguments = ["train", "--config=tiny", f"--workdir={tmp_path}", *test_evaluate.options(module)]
+  arguments += ["--config.eval.normalize=mean", "--config.data.vocabulary=bytes"]
+  assert command.main(arguments) == 2
+  assert "config.eval.normalize=mean: only ranked options" in capsys.readouterr().err
 
 
 def test_a_rule_in_words():
