@@ -48,6 +48,9 @@ _LATER = (
   "init.transfer_vocab",
   "init.others",
   "mesh.physical_layout",
+  "eval.normalize",
+  "eval.neutral_context",
+  "eval.pseudo_likelihood",
 )
 
 # Mappings whose entries have keys, and the record of one entry.

@@ -138,8 +138,8 @@ class Evaluation:
       on_batch: called after each batch with the task name and the numbers of finished examples and tokens.
       with_intervals: whether to compute the interval of each metric, which takes up to seconds.
     """
-    asked = [task for task in self._tasks if only is None or task.name in only]
-    return [self._ask(task, params, on_batch, with_intervals=with_intervals) for task in asked]
+    chosen = [task for task in self._tasks if only is None or task.name in only]
+    return [self._ask(task, params, on_batch, with_intervals=with_intervals) for task in chosen]
 
   def metric_names(self) -> list[str]:
     """Returns the names of all metrics, "TASK/METRIC" and "TASK/score", found by scoring the gold answers.

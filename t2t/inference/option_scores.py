@@ -14,7 +14,7 @@ _NAME = "config.eval.normalize"
 
 
 class Normalization(NamedTuple):
-  """One way to make the log-likelihoods of options comparable.
+  """Conversion of log-likelihoods of options to comparable scores.
 
   score: (log-likelihood, tokens, UTF-8 bytes, log-likelihood after the neutral context) of an option -> its score.
   text: description of the score, for tables.

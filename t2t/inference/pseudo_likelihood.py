@@ -9,7 +9,7 @@ from t2t import UserError, did_you_mean
 
 
 class MaskedPass(NamedTuple):
-  """One pass of an encoder over a text: positions of tokens that are scored, and that are masked."""
+  """Pass of an encoder over a text: positions of the tokens that are scored, and that are masked."""
 
   scored: list[int]
   masked: list[int]

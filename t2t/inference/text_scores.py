@@ -51,7 +51,7 @@ class TextScore:
   num_cut: int = 0
 
 
-class Window(NamedTuple):
+class ScoredWindow(NamedTuple):
   """Positions of tokens in a text: [start, end) are read, and [first, last) are scored."""
 
   start: int
@@ -60,7 +60,7 @@ class Window(NamedTuple):
   last: int
 
 
-def windows(length: int, width: int, stride: int, *, first: int = 0, is_causal: bool = True) -> list[Window]:
+def windows(length: int, width: int, stride: int, *, first: int = 0, is_causal: bool = True) -> list[ScoredWindow]:
   """Returns windows that score each token from `first` on once.
 
   In:  length 10, width 4, stride 2
@@ -84,7 +84,7 @@ def windows(length: int, width: int, stride: int, *, first: int = 0, is_causal: 
     start = max(0, min(first - before, length - width))
     end = min(start + width, length)
     last = length if end == length else end - after
-    spans.append(Window(start, end, first, last))
+    spans.append(ScoredWindow(start, end, first, last))
     first = last
   return spans
 
@@ -143,8 +143,8 @@ class Scorer:
       self._passes = _PASSES[self.pseudo_likelihood]
       if reader.framing.mask_id is None:
         raise UserError(
-          "the vocabulary has no mask token, which pseudo-log-likelihoods of an encoder need; use a checkpoint with "
-          "the vocabulary of its training"
+          "config.data.vocabulary has no mask token, which pseudo-log-likelihoods of an encoder need; use the "
+          "vocabulary of the model's training"
         )
 
   def __call__(
@@ -218,7 +218,7 @@ class Scorer:
     prompt, inside = prompt[num_cut:], 0 if apart else len(prompt)
     length = inside + len(target)
     if length <= width:
-      spans = [Window(0, length, inside, length)]
+      spans = [ScoredWindow(0, length, inside, length)]
     else:
       spans = windows(length, width, self.stride, first=inside, is_causal=self._kind.is_generative)
     num_cut += min(spans[0].start, inside)
