@@ -329,10 +329,11 @@ def by_lines(done: Done, ends: Sequence[int]) -> Done:
   """
   read = 0
 
-  def of_windows(number: int, tokens: int) -> None:
+  def of_windows(number: float, tokens: int) -> None:
     nonlocal read
     before, read = read, read + number
-    share = [len(ends) * part_count // int(ends[-1]) for part_count in (before, read)]
+    # Sums of fractions, such as a part of a line, are inexact.
+    share = [int(len(ends) * part_count / int(ends[-1]) + 1e-6) for part_count in (before, read)]
     done(share[1] - share[0], tokens)
 
   return of_windows

@@ -212,6 +212,8 @@ class Scorer:
 
   def _rows(self, prompt: list[int], target: list[int], rows: list[predictor.ScoredRow]) -> tuple[int, int]:
     """Appends the rows of an item; returns the numbers of windows, and of prefix tokens that no window reads."""
+    if not target:
+      return 1, 0
     apart, width = self._kind.has_encoder_and_decoder, self._width
     # An encoder-decoder reads the prefix in the encoder, with its own positions.
     num_cut = max(0, len(prompt) - width) if apart else 0

@@ -11,7 +11,7 @@ import toy
 
 from t2t import UserError, sharding
 from t2t.inference import option_scores, predictor, prompt_features, pseudo_likelihood, text_scores, ties
-from t2t.inference.text_scores import ScoredText, windows
+from t2t.inference.text_scores import ScoredText, TextScore, windows
 
 BYTES = seqio.ByteVocabulary(extra_ids=5)
 FRAMING = prompt_features.PromptFraming(bos_id=0, eos_id=1, pad_id=0, cls_id=259, sep_id=260, mask_id=261)
@@ -242,6 +242,12 @@ def test_texts_of_one_row_are_encoded_together():
   ends, _ = scorer_of("gpt2", ends_prompts=True)
   assert ends.tokens(ScoredText("a", "b")) == ([100, 1], [101])
   assert scorer_of("t5_1_1")[0].tokens(ScoredText("", "b")) == ([1], [101, 1])
+
+
+def test_an_empty_continuation_is_certain():
+  """It has the log-probability 0 after any prefix, and no window."""
+  scorer, params = scorer_of("gpt2", max_tokens=16)
+  assert scorer(params, [("a prefix with more than sixteen bytes", ""), ("", [])]) == [TextScore(0.0, 0, 0, True)] * 2
 
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
