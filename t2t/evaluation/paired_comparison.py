@@ -38,9 +38,14 @@ class Predictions:
   path: epath.Path
   items: Sequence[Mapping[str, Any]]
 
-  def statistics(self) -> dict[str, Statistics]:
-    """Returns the statistics of each metric; of files without them, of exact matches of value and target."""
-    if "statistics" not in self.items[0]:
+  @property
+  def has_statistics(self) -> bool:
+    """Whether the file has statistics of items; earlier versions wrote none."""
+    return "statistics" in self.items[0]
+
+  def statistics(self, *, of_metrics: bool) -> dict[str, Statistics]:
+    """Returns the statistics of each metric, or only those of exact matches of value and target."""
+    if not of_metrics:
       rows = [[float(item["value"] == item["target"]), 1.0] for item in self.items]
       return {"exact_match": Statistics("mean", np.array(rows))}
     names = self.items[0]["statistics"]
@@ -51,7 +56,7 @@ class Predictions:
 
   def right(self) -> np.ndarray | None:
     """Returns the share to which each item is right; None: answers are neither right nor wrong, such as summaries."""
-    statistics = self.statistics()
+    statistics = self.statistics(of_metrics=self.has_statistics)
     for name in intervals.SHARES:
       if name in statistics and statistics[name].rows[:, 1].all():
         return statistics[name].rows[:, 0]
@@ -213,7 +218,8 @@ def compare(a: Predictions, b: Predictions) -> Comparison:
   """Compares two predictions of the same items."""
   number = len(a.items)
   units = [item.get("unit", str(index)) for index, item in enumerate(a.items)]
-  of_a, of_b = _comparable(a.statistics(), b.statistics())
+  of_metrics = a.has_statistics and b.has_statistics
+  of_a, of_b = _comparable(a.statistics(of_metrics=of_metrics), b.statistics(of_metrics=of_metrics))
   metrics = {name: _difference(of_a[name], of_b[name], units) for name in of_a}
   right_a, right_b = a.right(), b.right()
   worse = better = mcnemar = None

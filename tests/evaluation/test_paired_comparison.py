@@ -137,6 +137,8 @@ def test_files_of_earlier_versions(tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in kept))
   (found,) = compared(str(tmp_path / "a" / "results.json"), str(tmp_path / "b" / "predictions"))
   assert found.metrics["exact_match"].a == pytest.approx(100 * np.equal(A, TARGETS).mean())
+  (mixed,) = compared(evaluated(tmp_path / "c", A), str(tmp_path / "b"))
+  assert mixed.metrics == found.metrics and (mixed.worse, mixed.better) == (found.worse, found.better)
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------
