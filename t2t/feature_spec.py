@@ -12,9 +12,9 @@ ENCODER = ("inputs", "targets", "loss_weights", "token_types")
 # Features of a task for heads: for each input token the head that predicts there, its label, and the index of the text
 # in the example that the token belongs to.
 ANSWERED = ("inputs", "token_types", "answer_heads", "answer_targets", "texts")
-# Optional features beside the targets of an encoder-decoder: loss weights, and token positions in the original text
-# where these are not 0, 1, 2, ...
-BESIDE_TARGETS = ("loss_weights", "target_places")
+# Optional features beside the targets of an encoder-decoder: loss weights, token positions in the original text where
+# these are not 0, 1, 2, ..., and the tokens that the decoder reads where these are not the targets.
+BESIDE_TARGETS = ("loss_weights", "target_places", "target_inputs")
 # Optional feature beside the inputs of an encoder: the order in which tokens are predicted, see `AttentionMask.ranks`.
 RANKS = "input_ranks"
 # Features of text pairs: the tokens of both texts, and the text that each token belongs to.

@@ -131,11 +131,13 @@ def draw(name: str) -> str:
   rows = [("text", [_box(word) for word in before.split()])]
   if objectives.is_parallel(name):
     rows.append(("beside it", [_box(word) for word in TRANSLATION.split()]))
-  pieces = {key: [texts[i] for i in features[key]] for key in ("inputs", "targets") if key in features}
+  pieces = {key: [texts[i] for i in features[key]] for key in ("inputs", "targets", "target_inputs") if key in features}
   weights = features.get("loss_weights")
   one_row = weights is not None and len(weights) == len(pieces.get("inputs", ()))
   for key, row in pieces.items():
-    if key == "inputs":
+    if key == "target_inputs":
+      rows.append(("read", [_box(piece) for piece in row]))
+    elif key == "inputs":
       originals = pieces["targets"] if one_row else [""] * len(row)
       rows.append((key, [_box(piece, original=original) for piece, original in zip(row, originals, strict=True)]))
     else:

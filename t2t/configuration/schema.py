@@ -122,7 +122,7 @@ SOURCE_KEYS = ("files", "mixture", "sources")
 # Keys of `DataConfig` that convert `files` to examples; registered tasks ignore them.
 OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "objective")
 OF_FILES += ("max_bad_record_fraction",)
-OF_FILES += ("noise_density", "mean_noise_span_length")
+OF_FILES += ("noise_density", "mean_noise_span_length", "mask_rate", "random_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +196,12 @@ class DataConfig:
   )
   noise_density: float = key(0.0, "fraction of tokens to mask, from 0 to 1; 0: the objective's published value (0.15)")
   mean_noise_span_length: float = key(0.0, "mean span length in tokens; 0: the objective's published value (3)")
+  mask_rate: float = key(
+    -1.0, "masked LM: fraction of the tokens to predict that become masks; -1: the objective's published value (0.8)"
+  )
+  random_rate: float = key(
+    -1.0, "masked LM: fraction that become random tokens; the rest stays unchanged; -1: the published value (0.1)"
+  )
   pack: bool = key(False, "pack several short examples into one row; False: text is concatenated and split")
   continuous_rows: bool = key(
     False, "row i of a batch continues row i of the batch before, for models with a memory; False: shuffled rows"

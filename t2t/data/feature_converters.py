@@ -19,7 +19,11 @@ from t2t.models.architecture import ARCHITECTURES, ENCODER_DECODER
 _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 
 # Optional features of tasks -> features of the model.
-_BESIDE_TARGETS = {"loss_weights": "decoder_loss_weights", "target_places": "decoder_positions"}
+_BESIDE_TARGETS = {
+  "loss_weights": "decoder_loss_weights",
+  "target_places": "decoder_positions",
+  "target_inputs": "decoder_input_tokens",
+}
 
 # Features of a task that are ids of its vocabulary; the others are counts or flags.
 _IDS = ("inputs", "targets")
@@ -96,6 +100,7 @@ class TargetsFeatureConverter(seqio.EncDecFeatureConverter):
   become, beside seqio's features of inputs and targets, with length 6:
      decoder_loss_weights [1, 1, 0, 1, 0, 0]
         decoder_positions [1, 2, 3, 0, 1, 0]
+  The decoder reads a task's "target_inputs" instead of the targets, shifted alike.
   """
 
   def __init__(self, task_features: Sequence[str], **options):
@@ -107,16 +112,18 @@ class TargetsFeatureConverter(seqio.EncDecFeatureConverter):
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       targets, segments = example["targets"], example.get("targets_segment_ids")
+      read = example.get("target_inputs", targets)
       model_features = {
         "encoder_input_tokens": example["inputs"],
         "decoder_target_tokens": targets,
-        "decoder_input_tokens": seqio.utils.make_autoregressive_inputs(targets, segments, bos_id=self.bos_id),
+        "decoder_input_tokens": seqio.utils.make_autoregressive_inputs(read, segments, bos_id=self.bos_id),
         "decoder_loss_weights": tf.cast(targets > 0, tf.int32),
       }
       if self.pack:
         for side, name in (("encoder", "inputs"), ("decoder", "targets")):
           model_features |= {f"{side}_{kind}": example[f"{name}_{kind}"] for kind in ("segment_ids", "positions")}
-      return model_features | {name: example[task_feature] for name, task_feature in self._beside_names.items()}
+      beside = {name: feature for name, feature in self._beside_names.items() if feature != "target_inputs"}
+      return model_features | {name: example[task_feature] for name, task_feature in beside.items()}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)

@@ -30,6 +30,8 @@ def make(data: DataConfig, source: seqio.DataSource, vocabulary: seqio.Vocabular
       data.objective,
       noise_density=data.noise_density,
       mean_noise_span_length=data.mean_noise_span_length,
+      mask_rate=data.mask_rate,
+      random_rate=data.random_rate,
       dictionary=data.dictionary,
       switching_rate=data.switching_rate,
       both_directions=data.both_directions,

@@ -20,6 +20,7 @@ def settings(
   left_out |= {"benchmark_dirs", "max_bad_record_fraction", "allow_changed_files"}
   left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table"}
   left_out |= {key for key in ("both_directions", "language_tags", "continuous_rows") if not getattr(data, key)}
+  left_out |= {key for key in ("mask_rate", "random_rate") if getattr(data, key) < 0}
   source = run_sources.of(data)
   left_out |= {"sources"} | (run_sources.IDENTITY_KEYS - source.identity_keys())
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}

@@ -65,8 +65,14 @@ def span_lengths(inputs_length: int, *, noise_density: float, mean_noise_span_le
   return lengths(raw)
 
 
-def check_noise(noise_density: float, mean_noise_span_length: float | None = None) -> None:
-  """Checks that a density is between 0 and 1, and a mean span length at least 1.
+def check_noise(
+  noise_density: float,
+  mean_noise_span_length: float | None = None,
+  *,
+  mask_rate: float = 0.0,
+  random_rate: float = 0.0,
+) -> None:
+  """Checks that a density is between 0 and 1, a mean span length at least 1, and rates sum up to at most 1.
 
   Noise without spans may have density 1, so that all tokens are predicted; noise spans need text between them.
 
@@ -83,6 +89,14 @@ def check_noise(noise_density: float, mean_noise_span_length: float | None = Non
   if mean_noise_span_length is not None and mean_noise_span_length < 1:
     raise UserError(
       f"config.data.mean_noise_span_length={mean_noise_span_length}: the value must be at least 1 (T5 uses 3.0)"
+    )
+  for key, rate in (("mask_rate", mask_rate), ("random_rate", random_rate)):
+    if not 0 <= rate <= 1:
+      raise UserError(f"config.data.{key}={rate}: the value must be from 0 to 1, or -1 for the published value")
+  if mask_rate + random_rate > 1 + 1e-9:
+    raise UserError(
+      f"config.data.mask_rate={mask_rate} and config.data.random_rate={random_rate} add up to more than 1. The rest of "
+      "the tokens to predict stays unchanged. Lower one of the rates (BERT uses 0.8 and 0.1)."
     )
 
 

@@ -128,6 +128,8 @@ def annotated_masked_lm(
   output_features: Mapping[str, seqio.Feature],
   *,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Masks annotated phrases and entities as a whole, and other text by words.
@@ -142,5 +144,6 @@ def annotated_masked_lm(
 
   Source: Sun et al. 2019 (ERNIE), section 3.2; its three training stages are one here, determined by the annotations.
   """
-  options = {"noise_density": noise_density, "merge_documents": merge_documents}
+  options = {"noise_density": noise_density, "mask_rate": mask_rate, "random_rate": random_rate}
+  options |= {"merge_documents": merge_documents}
   return masking.masked_lm(dataset, sequence_length, output_features, choose=whole_units, **options)

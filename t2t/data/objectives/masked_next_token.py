@@ -22,6 +22,8 @@ def masked_next_token(
   output_features: Mapping[str, seqio.Feature],
   *,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Masks some tokens in bidirectional text; the state before a masked token predicts it.
@@ -38,6 +40,7 @@ def masked_next_token(
     sequence_length: maximum length of "targets" and of all other features.
     output_features: "targets" has the vocabulary.
     noise_density: fraction of text tokens to mask.
+    mask_rate, random_rate: see `masking.replace`.
     merge_documents: see `causal_lm`; EOS separates documents.
 
   Raises:
@@ -47,6 +50,7 @@ def masked_next_token(
   """
   vocabulary = output_features["targets"].vocabulary
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  replacement = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "mask_rate": mask_rate, "random_rate": random_rate}
   dataset = _cut(dataset, sequence_length, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=2)
@@ -54,7 +58,7 @@ def masked_next_token(
     tokens = features["targets"]
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)
-    inputs = masking.replace(tokens, chosen, groups, seeds[1], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    inputs = masking.replace(tokens, chosen, groups, seeds[1], **replacement)
     weights, both_ways = tf.cast(chosen, tf.int32), tf.ones_like(tokens)
     return {"inputs": inputs, "targets": tokens, "loss_weights": weights, "both_ways": both_ways}
 

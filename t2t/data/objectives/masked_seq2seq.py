@@ -1,6 +1,6 @@
 """Encoder-decoder objectives whose targets have loss weights or positions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import seqio
 import tensorflow as tf
@@ -18,6 +18,8 @@ def bert_style_masked_only(
   output_features: Mapping[str, seqio.Feature],
   *,
   noise_density: float = 0.15,
+  mask_rate: float = 0.9,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Corrupts inputs by `masking.hide`, with the whole text as targets and loss only at corrupted tokens.
@@ -40,13 +42,61 @@ def bert_style_masked_only(
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt(features: Features, seed: tf.Tensor) -> Features:
     tokens = features["targets"]
-    options = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "noise_density": noise_density}
-    inputs, hidden = masking.hide(tokens, seed, **options)
+    options = {"mask_rate": mask_rate, "random_rate": random_rate, "noise_density": noise_density}
+    inputs, hidden = masking.hide(tokens, seed, mask_id=mask_id, ordinary_ids=ordinary_ids, **options)
     behind = lambda x, end: tf.concat([tf.cast(x, tf.int32), [end]], 0)
     return {
       "inputs": behind(inputs, vocabulary.eos_id),
       "targets": behind(tokens, vocabulary.eos_id),
       "loss_weights": behind(hidden, 0),
+    }
+
+  return corrupt(dataset)
+
+
+def masked_lm_seq2seq(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Corrupts inputs as `masking.masked_lm` does; the decoder predicts the chosen tokens and reads only those.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      noise_density 0.3, with 99 as mask and EOS 1
+  Out: {"inputs": [3, 99, 5, 6, 7, 4, 1], "targets": [3, 4, 5, 6, 7, 8, 1], "loss_weights": [0, 1, 0, 0, 0, 1, 0],
+        "target_inputs": [99, 4, 99, 99, 99, 8, 99]}
+
+  The decoder reads "target_inputs" shifted by one position. In place of all other tokens it reads masks, so that it has
+  to take the text from the encoder.
+
+  Chunks fit both lengths; set them equal, because the longer one is not filled.
+
+  Args: see `masking.masked_lm`.
+
+  Source: the masking rule of Devlin et al. 2019, section 3.1; masks in the decoder's input as in Song et al. 2019
+    (MASS), section 3.1.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  replacement = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "mask_rate": mask_rate, "random_rate": random_rate}
+  length = chunking.room(sequence_length, {"inputs": 1, "targets": 1})
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    tokens = features["targets"]
+    candidates = masking.is_one_of(tokens, ordinary_ids)
+    chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)
+    behind = lambda x, end: tf.concat([tf.cast(x, tf.int32), [end]], 0)
+    return {
+      "inputs": behind(masking.replace(tokens, chosen, groups, seeds[1], **replacement), vocabulary.eos_id),
+      "targets": behind(tokens, vocabulary.eos_id),
+      "loss_weights": behind(chosen, 0),
+      "target_inputs": behind(tf.where(chosen, tokens, mask_id), mask_id),
     }
 
   return corrupt(dataset)

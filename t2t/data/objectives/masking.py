@@ -220,7 +220,14 @@ def replace(
 
 
 def bert_style(
-  tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, ordinary_ids: tf.Tensor, noise_density: float = 0.15
+  tokens: tf.Tensor,
+  seed: tf.Tensor,
+  *,
+  mask_id: int,
+  ordinary_ids: tf.Tensor,
+  noise_density: float = 0.15,
+  mask_rate: float = 0.9,
+  random_rate: float = 0.1,
 ) -> tf.Tensor:
   """Applies T5's variant of BERT's noise, with the whole text as target: 90 % masks and 10 % random tokens.
 
@@ -229,13 +236,21 @@ def bert_style(
 
   Source: Raffel et al. 2020, section 3.3.1.
   """
-  return hide(tokens, seed, mask_id=mask_id, ordinary_ids=ordinary_ids, noise_density=noise_density)[0]
+  rates = {"mask_rate": mask_rate, "random_rate": random_rate}
+  return hide(tokens, seed, mask_id=mask_id, ordinary_ids=ordinary_ids, noise_density=noise_density, **rates)[0]
 
 
 def hide(
-  tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, ordinary_ids: tf.Tensor, noise_density: float = 0.15
+  tokens: tf.Tensor,
+  seed: tf.Tensor,
+  *,
+  mask_id: int,
+  ordinary_ids: tf.Tensor,
+  noise_density: float = 0.15,
+  mask_rate: float = 0.9,
+  random_rate: float = 0.1,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Applies `bert_style`, and returns which tokens it replaced.
+  """Applies `bert_style`, and returns which tokens it chose.
 
   In:  [3, 4, 5, 6, 7, 8], mask_id 99, noise_density 0.3
   Out: [3, 99, 5, 6, 7, 4], [F, T, F, F, F, T]
@@ -243,7 +258,7 @@ def hide(
   choose_seed, replace_seed = tf.unstack(tf.random.split(seed))
   candidates = is_one_of(tokens, ordinary_ids)
   chosen, groups = random_tokens(candidates, candidates, choose_seed, noise_density=noise_density)
-  rates = {"mask_rate": 0.9, "random_rate": 0.1}
+  rates = {"mask_rate": mask_rate, "random_rate": random_rate}
   inputs = replace(tokens, chosen, groups, replace_seed, mask_id=mask_id, ordinary_ids=ordinary_ids, **rates)
   return inputs, chosen
 
@@ -259,6 +274,8 @@ def masked_lm(
   choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = random_tokens,
   two_segments: bool = True,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Masks some tokens for an encoder, with loss only at these tokens (BERT).
@@ -276,6 +293,7 @@ def masked_lm(
     choose: chooses the tokens: `random_tokens`, `whole_words`, `word_spans` or similar.
     two_segments: False: every example is one segment.
     noise_density: fraction of text tokens to predict.
+    mask_rate, random_rate: see `replace`.
     merge_documents: see `span_corruption`; but every token of a long document occurs in each epoch.
 
   Raises:
@@ -290,6 +308,7 @@ def masked_lm(
       f"per input. Set config.data.targets_length={sequence_length['inputs']}."
     )
   mask_id = vocabularies.mask_id(vocabulary)
+  replacement = {"mask_id": mask_id, "mask_rate": mask_rate, "random_rate": random_rate}
   begin, end = special_ids(vocabulary)
   two_segments = two_segments and bool(begin) and begin != [vocabularies.bos_id(vocabulary)]
   length = chunking.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
@@ -306,7 +325,7 @@ def masked_lm(
     else:
       starts = tf.gather(starts_word, tokens)
     chosen, groups = choose(candidates, starts, seeds[1], noise_density=noise_density)
-    inputs = replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    inputs = replace(tokens, chosen, groups, seeds[2], ordinary_ids=ordinary_ids, **replacement)
     return {"inputs": inputs, "targets": tokens, "loss_weights": tf.cast(chosen, tf.int32)}
 
   return corrupt(dataset)
@@ -345,6 +364,8 @@ def masked_spans(
   output_features: Mapping[str, seqio.Feature],
   *,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Masks spans of words, whose tokens are predicted twice (SpanBERT); see `asked_spans`.
@@ -365,6 +386,8 @@ def masked_spans(
     choose=word_spans,
     two_segments=False,
     noise_density=noise_density,
+    mask_rate=mask_rate,
+    random_rate=random_rate,
     merge_documents=merge_documents,
   )
 

@@ -182,6 +182,8 @@ def masked_pairs(
   task: SentencePairTask,
   choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = masking.random_tokens,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Combines two texts of one or two documents, masks some tokens, and labels the arrangement.
@@ -203,6 +205,7 @@ def masked_pairs(
     task: the sentence-pair task.
     choose: chooses the masked tokens, see `masking`.
     noise_density: fraction of text tokens to predict.
+    mask_rate, random_rate: see `masking.replace`.
     merge_documents: unused; a text never crosses documents.
 
   Raises:
@@ -220,6 +223,7 @@ def masked_pairs(
   special = len(around.begin) + len(around.between) + len(around.end)
   room = chunking.room(sequence_length, {"inputs": special}, shortest=2)
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  replacement = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "mask_rate": mask_rate, "random_rate": random_rate}
   ends_sentence, starts_word = vocabularies.ends_sentence(vocabulary), vocabularies.starts_word(vocabulary)
 
   has_random = "random" in task.arrangements
@@ -251,7 +255,7 @@ def masked_pairs(
     tokens, types = special_tokens.framed(tf.ragged.stack(list(pair)), around, length)
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = choose(candidates, tf.gather(starts_word, tokens), seeds[1], noise_density=noise_density)
-    inputs = masking.replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    inputs = masking.replace(tokens, chosen, groups, seeds[2], **replacement)
     if task.shuffles_words:
       inputs, moved = shuffle_trigrams(inputs, candidates & ~chosen, seeds[3])
       chosen |= moved

@@ -263,6 +263,9 @@ _TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "target
 _IDS = ("inputs", "targets")  # features with ids of the vocabulary
 _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
+# Fractions of the tokens to predict that become masks and random tokens, see `masking.replace`.
+_BERT_RULE = {"mask_rate": 0.8, "random_rate": 0.1}
+_T5_RULE = {"mask_rate": 0.9, "random_rate": 0.1}
 _MASS = {"noise_density": 0.5}
 # 512 tokens at density 0.5 in short spans need more than T5's 100 sentinels; its embedding of 32,128 rows has room.
 _MANY = 127
@@ -281,7 +284,7 @@ def _ul2(denoisers: str = "") -> Callable[..., list[Preprocessor]]:
 
 def _masked(choose: str, published: Mapping[str, float] = _BERT) -> Objective:
   make = lambda **options: _of_ids("masking.masked_lm")(choose=_imported(choose), **options)
-  return Objective(_ENCODER, _ALIGNED, make, published)
+  return Objective(_ENCODER, _ALIGNED, make, {**published, **_BERT_RULE})
 
 
 def _beside_each_other(preprocessor: str, published: Mapping[str, float] | None = None) -> Objective:
@@ -289,8 +292,8 @@ def _beside_each_other(preprocessor: str, published: Mapping[str, float] | None 
   return Objective(("decoder_only",), feature_spec.NEXT_TOKENS, make, published or {})
 
 
-def _in_place(preprocessor: str, beside: str, published: Mapping[str, float]) -> Objective:
-  return Objective(_ENCODER_DECODER, (*_PAIR, beside), _of_ids(preprocessor), published)
+def _in_place(preprocessor: str, *beside: str, published: Mapping[str, float]) -> Objective:
+  return Objective(_ENCODER_DECODER, (*_PAIR, *beside), _of_ids(preprocessor), published)
 
 
 def _class_head(name: str, *labels: str) -> HeadConfig:
@@ -306,7 +309,7 @@ STRUCTURE = _class_head("structure", "next", "previous", "random")
 
 def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
   make = lambda **options: _of_ids("nsp_sop.masked_pairs")(task=_imported(task), choose=_imported(choose), **options)
-  return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, _BERT, heads=(head,))
+  return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, {**_BERT, **_BERT_RULE}, heads=(head,))
 
 
 # Number of predicted tokens per span, from the command of SpanBERT's authors.
@@ -336,11 +339,16 @@ OBJECTIVES: dict[str, Objective] = {
     ("decoder_only",), _TEXT, _of_documents_with_eos("fill_in_the_middle.fill_in_the_middle")
   ),
   "next_token": _beside_each_other("masked_next_token.next_token"),
-  "masked_next_token": _beside_each_other("masked_next_token.masked_next_token", _BERT),
+  "masked_next_token": _beside_each_other("masked_next_token.masked_next_token", {**_BERT, **_BERT_RULE}),
   "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
-  "mass_in_place": _in_place("masked_seq2seq.mass_in_place", "target_places", _MASS),
-  "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published=_BERT),
-  "bert_style_masked_only": _in_place("masked_seq2seq.bert_style_masked_only", "loss_weights", _BERT),
+  "mass_in_place": _in_place("masked_seq2seq.mass_in_place", "target_places", published=_MASS),
+  "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published={**_BERT, **_T5_RULE}),
+  "bert_style_masked_only": _in_place(
+    "masked_seq2seq.bert_style_masked_only", "loss_weights", published={**_BERT, **_T5_RULE}
+  ),
+  "masked_lm_seq2seq": _in_place(
+    "masked_seq2seq.masked_lm_seq2seq", "loss_weights", "target_inputs", published={**_BERT, **_BERT_RULE}
+  ),
   "deshuffling": _denoiser("corruption.shuffle"),
   # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
   "token_masking": _denoiser("corruption.mask_tokens", "mask_id", published=_BERT),
@@ -354,9 +362,15 @@ OBJECTIVES: dict[str, Objective] = {
   "span_masked_lm": _masked("masking.word_spans"),
   "ngram_masked_lm": _masked("masking.word_ngrams"),
   "fragment_masked_lm": _masked("masking.one_fragment", _MASS),
-  "unilm": Objective(_ENCODER, (*_ALIGNED, "token_types", "input_ranks"), _of_ids("unilm.unilm"), _BERT),
+  "unilm": Objective(
+    _ENCODER, (*_ALIGNED, "token_types", "input_ranks"), _of_ids("unilm.unilm"), {**_BERT, **_BERT_RULE}
+  ),
   "span_masked_lm_sbo": Objective(
-    _ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
+    _ENCODER,
+    (*_ALIGNED, *feature_spec.ANSWERED[1:]),
+    _of_ids("masking.masked_spans"),
+    {**_BERT, **_BERT_RULE},
+    heads=(_BOUNDARIES,),
   ),
   "permuted_lm": Objective(
     _ENCODER, (*_ALIGNED, "input_ranks"), _of_ids("permuted_lm.permuted_lm"), {"noise_density": 1 / 6}
@@ -371,7 +385,7 @@ OBJECTIVES: dict[str, Objective] = {
     _ENCODER,
     _ALIGNED,
     _of_ids("entity_masking.annotated_masked_lm", first="entity_masking.tokenize"),
-    _BERT,
+    {**_BERT, **_BERT_RULE},
     annotated=True,
   ),
   "text_to_text": _translated(),
@@ -379,7 +393,7 @@ OBJECTIVES: dict[str, Objective] = {
     _ENCODER,
     (*_ALIGNED, "token_types", "input_places"),
     _of_ids("translation.translation_lm", first="sentence_pairs.encode"),
-    _BERT,
+    {**_BERT, **_BERT_RULE},
     parallel=True,
   ),
   "translation": _translated(),
@@ -417,6 +431,8 @@ def preprocessors(
   *,
   noise_density: float = 0.0,
   mean_noise_span_length: float = 0.0,
+  mask_rate: float = -1.0,
+  random_rate: float = -1.0,
   dictionary: str = "",
   switching_rate: float = 0.0,
   both_directions: bool = False,
@@ -429,6 +445,7 @@ def preprocessors(
     name: a key of `OBJECTIVES`.
     noise_density: fraction of noise tokens; 0: the published value.
     mean_noise_span_length: tokens; 0: the published value.
+    mask_rate, random_rate: fractions of the tokens to predict; below 0: the published values.
     dictionary: file of words and translations for `code_switching.code_switching`; "": none.
     switching_rate: probability of replacing a word of the dictionary.
     both_directions, tags: for texts with translations, see `sentence_pairs.directed`.
@@ -440,12 +457,15 @@ def preprocessors(
   """
   objective = _objective(name)
   options = dict(objective.published)
-  for key, value in {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}.items():
-    if value and key not in objective.published:
+  keys = {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}
+  keys |= {"mask_rate": mask_rate, "random_rate": random_rate}
+  for key, value in keys.items():
+    off = -1.0 if key.endswith("_rate") else 0.0
+    if value != off and key not in objective.published:
       raise UserError(
-        f"config.data.{key}={value} has no effect with config.data.objective={name}. Set config.data.{key}=0.0."
+        f"config.data.{key}={value} has no effect with config.data.objective={name}. Set config.data.{key}={off}."
       )
-    if value:
+    if value != off:
       options[key] = value
   if options:
     corruption.check_noise(**options)

@@ -36,6 +36,8 @@ def translation_lm(
   output_features: Mapping[str, seqio.Feature],
   *,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Masks tokens of two texts that attend to each other, see `masking.masked_lm`.
@@ -57,6 +59,7 @@ def translation_lm(
     sequence_length: maximum length of "inputs", for both texts; "targets" must not be shorter.
     output_features: "targets" has the vocabulary of both languages.
     noise_density: fraction of tokens of both texts that are masked.
+    mask_rate, random_rate: see `masking.replace`.
     merge_documents: no effect; a row is one pair, or with config.data.pack several pairs without attention between
       them.
 
@@ -75,6 +78,7 @@ def translation_lm(
   begin, end = masking.special_ids(vocabulary)
   room = chunking.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2)
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  replacement = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "mask_rate": mask_rate, "random_rate": random_rate}
 
   @seqio.map_over_dataset(num_seeds=2)
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
@@ -87,7 +91,7 @@ def translation_lm(
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)
     return {
-      "inputs": masking.replace(tokens, chosen, groups, seeds[1], mask_id=mask_id, ordinary_ids=ordinary_ids),
+      "inputs": masking.replace(tokens, chosen, groups, seeds[1], **replacement),
       "targets": tokens,
       "loss_weights": tf.cast(chosen, tf.int32),
       "token_types": tf.concat([tf.fill(tf.shape(framed[0]), swapped), tf.fill(tf.shape(framed[1]), 1 - swapped)], 0),

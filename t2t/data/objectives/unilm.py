@@ -63,6 +63,8 @@ def unilm(
   output_features: Mapping[str, seqio.Feature],
   *,
   noise_density: float = 0.15,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
   """Masks some tokens, as `masked_lm` does, and draws the direction in which the example is read.
@@ -92,6 +94,7 @@ def unilm(
       f"per input. Set config.data.targets_length={sequence_length['inputs']}."
     )
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  replacement = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "mask_rate": mask_rate, "random_rate": random_rate}
   begin, end = masking.special_ids(vocabulary)
   length = chunking.room(sequence_length, {"inputs": len(begin) + 2 * len(end)})
   dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
@@ -111,7 +114,7 @@ def unilm(
     types = tf.gather(tf.constant(_TYPES), direction)
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = tokens_and_ngrams(candidates, candidates, seeds[1], noise_density=noise_density)
-    inputs = masking.replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    inputs = masking.replace(tokens, chosen, groups, seeds[2], **replacement)
     return {
       "inputs": inputs,
       "targets": tokens,

@@ -69,6 +69,41 @@ def test_masked_only():
   np.testing.assert_array_equal(plain, hidden)
 
 
+def test_masked_lm_of_an_encoder_decoder():
+  """The docstring's example; the decoder reads predicted tokens and masks, and inputs follow the 80/10/10 rule."""
+  text = [3, 4, 5, 6, 7, 8]
+  found = examples(masked_seq2seq.masked_lm_seq2seq, *[text] * 3_000, noise_density=0.3)
+  example = {"inputs": [3, 99, 5, 6, 7, 4, 1], "targets": [*text, 1], "loss_weights": [0, 1, 0, 0, 0, 1, 0]}
+  assert example | {"target_inputs": [99, 4, 99, 99, 99, 8, 99]} in found
+  hidden = []
+  for each in found:
+    inputs, weights, read = (np.array(each[name]) for name in ("inputs", "loss_weights", "target_inputs"))
+    assert each["targets"] == [*text, 1] and weights.sum() == 2
+    np.testing.assert_array_equal(read, np.where(weights, each["targets"], 99))
+    np.testing.assert_array_equal(inputs[weights == 0], np.array(each["targets"])[weights == 0])
+    hidden += inputs[weights == 1].tolist()
+  assert abs(np.mean(np.array(hidden) == 99) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / 6_000)
+  unmasked = examples(masked_seq2seq.masked_lm_seq2seq, *[text] * 50, mask_rate=0.0, random_rate=0.0)
+  assert all(each["inputs"] == [*text, 1] for each in unmasked)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_the_decoder_reads(pack):
+  """Its inputs are shifted by one position in each example; BOS begins, and other features do not change."""
+  found = [
+    {"inputs": [3, 99, 1], "targets": [3, 4, 1], "loss_weights": [0, 1, 0], "target_inputs": [99, 4, 99]},
+    {"inputs": [99, 1], "targets": [6, 1], "loss_weights": [1, 0], "target_inputs": [6, 99]},
+  ]
+  rows = batch(found, pack=pack)
+  read = [row.pop("decoder_input_tokens") for row in rows]
+  assert (read[0][:5] if pack else [row[: 3 - i] for i, row in enumerate(read)]) == (
+    [0, 99, 4, 0, 6] if pack else [[0, 99, 4], [0, 6]]
+  )
+  plain = batch([{name: x for name, x in each.items() if name != "target_inputs"} for each in found], pack=pack)
+  assert all(row.pop("decoder_input_tokens") for row in plain)
+  assert rows == plain
+
+
 def test_weights_of_a_batch():
   """A weight of 0 is not padding, packed or unpacked, and other features do not depend on weights."""
   found = [

@@ -149,6 +149,19 @@ def test_eighty_ten_ten():
   assert (np.diff(out[fates[:, 0] == 1]) != 0).any()  # but random tokens are independent
 
 
+@pytest.mark.parametrize("rates", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5), (0.25, 0.5)])
+def test_rates_of_the_replacement(rates):
+  """Exact where a rate is 0 or 1; otherwise within five standard deviations. Random tokens are uniform."""
+  tokens, number = np.full(20_000, 200, np.int32), 20_000
+  options = {"mask_id": 99, "ordinary_ids": ORDINARY, "mask_rate": rates[0], "random_rate": rates[1]}
+  out = masking.replace(tokens, np.ones(number, bool), tf.range(number), tf.constant([3, 4]), **options).numpy()
+  for share, rate in zip(shares(out, tokens, np.ones(number, bool)), (*rates, 1 - sum(rates)), strict=True):
+    assert abs(share - rate) <= 5 * np.sqrt(rate * (1 - rate) / number)
+  drawn = out[(out != 99) & (out != 200)]
+  counts = np.array([np.sum(drawn == token) for token in ORDINARY])
+  assert np.all(np.abs(counts - len(drawn) / len(ORDINARY)) <= 5 * np.sqrt(len(drawn) / len(ORDINARY)))
+
+
 def examples(vocabulary, *, inputs=16, targets=16, tokens=None, number=40, choose=masking.random_tokens, seed=0):
   """Returns the results of `masked_lm` for `number` copies of a document."""
   tokens = tf.range(3, 8) if tokens is None else tf.constant(tokens)

@@ -27,7 +27,12 @@ WHOLE_TEXT = [  # targets are the text
   "token_deletion",
   "token_masking",
 ]
-WEIGHTED = ["bert_style_masked_only", "masked_next_token", "next_token"]  # and every objective of an encoder
+WEIGHTED = [
+  "bert_style_masked_only",
+  "masked_lm_seq2seq",
+  "masked_next_token",
+  "next_token",
+]  # and every encoder objective
 WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
 WITHOUT_NOISE += ["translation", "translation_ranking"]
 PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
@@ -412,9 +417,13 @@ def test_an_unknown_objective_names_the_nearest():
     objectives.output_features("zzz", seqio.ByteVocabulary())
 
 
+def keywords(name, **options):
+  """Returns the arguments of an objective's preprocessor."""
+  return next(step.keywords for step in objectives.preprocessors(name, **options)[1:] if step.keywords)
+
+
 def test_noise_is_the_published_unless_given():
   """0 selects the published value; inapplicable and invalid numbers are refused."""
-  keywords = lambda *a, **k: objectives.preprocessors(*a, **k)[1].keywords
   assert keywords("mass")["noise_density"] == 0.5
   assert keywords("bart")["noise_density"] == 0.3 and keywords("bart")["mean_noise_span_length"] == 3.0
   assert keywords("bart", noise_density=0.4)["noise_density"] == 0.4
@@ -427,6 +436,25 @@ def test_noise_is_the_published_unless_given():
     objectives.preprocessors("causal_lm", noise_density=0.2)
   with pytest.raises(UserError, match="config.data.noise_density=1.5"):
     objectives.preprocessors("masked_lm", noise_density=1.5)
+
+
+def test_rates_of_the_replacement_have_published_values():
+  """Of BERT and of T5's variant; a rate out of range, a sum above 1 or an objective without them is an error."""
+  rates = lambda name, **options: tuple(keywords(name, **options)[key] for key in ("mask_rate", "random_rate"))
+  encoders = ("masked_lm", "unilm", "masked_lm_sop", "span_masked_lm_sbo", "translation_lm", "annotated_masked_lm")
+  assert {rates(name) for name in (*encoders, "masked_next_token", "masked_lm_seq2seq")} == {(0.8, 0.1)}
+  assert rates("bert_style") == rates("bert_style_masked_only") == (0.9, 0.1)
+  assert rates("masked_lm", mask_rate=1.0, random_rate=0.0) == (1.0, 0.0)
+  assert rates("masked_lm", mask_rate=0.0) == (0.0, 0.1)
+  for options, message in (
+    ({"mask_rate": 1.2}, "config.data.mask_rate=1.2: the value must be from 0 to 1"),
+    ({"random_rate": -0.5}, "config.data.random_rate=-0.5: the value must be from 0 to 1"),
+    ({"random_rate": 0.3}, "config.data.mask_rate=0.8 and config.data.random_rate=0.3 add up to more than 1"),
+  ):
+    with pytest.raises(UserError, match=message):
+      objectives.preprocessors("masked_lm", **options)
+  with pytest.raises(UserError, match="config.data.mask_rate=0.8 has no effect with .*span_corruption. Set .*=-1.0"):
+    objectives.preprocessors("span_corruption", mask_rate=0.8)
 
 
 @pytest.mark.parametrize("name", ALL)
