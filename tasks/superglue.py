@@ -16,12 +16,14 @@ _BOOLEAN = ("False", "True")
 _ENTAILMENT = ("entailment", "not_entailment")
 
 
-def _add(name, formats, postprocess, metrics, *, labels=(), splits=("train", "validation", "test"), tfds=None) -> None:
+def _add(
+  name, formats, postprocess, metrics, *, labels=(), splits=("train", "validation", "test"), tfds=None, of=None
+) -> None:
   seqio.TaskRegistry.add(
     f"super_glue_{name}",
     source=benchmark_files.BenchmarkSource(
       "super_glue",
-      name,
+      of or name,
       tfds=f"super_glue/{tfds or name}:1.0.2",
       labels=labels,
       splits=splits,
@@ -70,6 +72,17 @@ _add(
   [task_metrics.accuracy],
   labels=_BOOLEAN,
   tfds="wsc.fixed",
+)
+
+# The same records for a head that reads both spans; not in the mixture super_glue.
+_add(
+  "wsc_spans",
+  [functools.partial(preprocessors.wsc_spans, labels=_BOOLEAN)],
+  postprocessors.label(_BOOLEAN),
+  [task_metrics.accuracy],
+  labels=_BOOLEAN,
+  tfds="wsc.fixed",
+  of="wsc",
 )
 
 # ---- Diagnostic sets with labels, answered like RTE: test splits -----------------------------------------------------

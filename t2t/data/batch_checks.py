@@ -8,6 +8,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import Config
+from t2t.models import span_pair
 from t2t.models.architecture import predicted_side, sides
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
@@ -134,8 +135,12 @@ def _check_numbers(name: str, array: np.ndarray, arrays: Rows, config: Config, w
 def _check_answers(targets: np.ndarray, head_numbers: np.ndarray, heads: Sequence[HeadConfig], where: str) -> None:
   """Refuses class ids that the head of an example does not have."""
   for number, head in enumerate(heads, start=1):
-    answers = targets[head_numbers == number]
-    if head.kind in ("class", "tag") and answers.size and (answers.min() < 0 or answers.max() >= head.num_classes):
+    answers = targets[head_numbers == number] >> (span_pair.CLASS_BITS if head.kind == "span_pair" else 0)
+    if (
+      head.answers_as in ("class", "tag", "span_pair")
+      and answers.size
+      and (answers.min() < 0 or answers.max() >= head.num_classes)
+    ):
       raise UserError(
         f"{where} has classes from {answers.min()} to {answers.max()}, but the head {head.name} has only the classes "
         f"0 to {head.num_classes - 1}. Correct the classes of the batch."

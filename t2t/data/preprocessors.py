@@ -9,7 +9,9 @@ the texts to choose from. Records come from `benchmark_files.BenchmarkSource`, w
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import re
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -340,6 +342,56 @@ def wsc(features: Features) -> Features:
     "parts": tf.stack([text, features["span1_text"]]),
     "classes": tf.stack(["another", features["span1_text"]]),
   }
+
+
+@seqio.map_over_dataset
+def wsc_spans(features: Features, *, labels: Sequence[str]) -> Features:
+  """Makes examples that ask whether a pronoun refers to a noun of the text, with the bounds of both in characters.
+
+  In:  {"text": "Mark told Pete many lies about himself. He lied.", "span1_text": "Mark", "span1_index": 0,
+        "span2_text": "He", "span2_index": 7, "label": 1, "idx": 4}
+  Out: {"inputs": "wsc span1: Mark span2: He text: Mark told Pete many lies about himself. He lied.",
+        "targets": "True", "label": 1, "idx": 4, "options": ["False", "True"], "head": "wsc_spans",
+        "text": "Mark told Pete many lies about himself. He lied.", "spans": [[0, 4], [40, 42]]}
+
+  A span is the mention of its words nearest to its word index, because a few of the released indices are off.
+
+  Args:
+    features: as above.
+    labels: texts of the classes.
+  Source: the pairs of spans in Wang et al. 2019 (SuperGLUE).
+  """
+  words = ["wsc"]
+  for name, field in (("span1", "span1_text"), ("span2", "span2_text"), ("text", "text")):
+    words += [f"{name}:", features[field]]
+  arguments = [features["text"]]
+  arguments += [features[f"{span}_{part}"] for span in ("span1", "span2") for part in ("text", "index")]
+  spans = tf.ensure_shape(tf.numpy_function(_bounds_of_spans, arguments, tf.int32, stateful=False), [2, 2])
+  return {
+    "inputs": tf.strings.join(words, " "),
+    "targets": _target(features["label"], labels),
+    "label": tf.cast(features["label"], tf.int32),
+    "idx": tf.cast(features["idx"], tf.int32),
+    "options": tf.constant(labels),
+    "head": tf.constant("wsc_spans"),
+    "text": features["text"],
+    "spans": spans,
+  }
+
+
+def _bounds_of_spans(text: bytes, *texts_and_indices: bytes | int) -> np.ndarray:
+  """Returns first character and end of each span, int32 [spans, 2]; see `wsc_spans`."""
+  decoded = text.decode()
+  word_starts = [match.start() for match in re.finditer(r"\S+", decoded)]
+  bounds = []
+  for span, index in zip(texts_and_indices[::2], texts_and_indices[1::2], strict=True):
+    pattern = r"\s+".join(map(re.escape, span.decode().split()))
+    mentions = [match.span() for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", decoded, re.IGNORECASE)]
+    place = word_starts[min(int(index), len(word_starts) - 1)] if word_starts else 0
+    # A span that does not occur is the word at its index.
+    end = next((match.end() for match in re.finditer(r"\S+", decoded) if match.end() > place), len(decoded))
+    bounds.append(min(mentions, key=lambda span, place=place: abs(span[0] - place), default=(place, end)))
+  return np.array(bounds, np.int32)
 
 
 # ---- Answers in a text: see qa_preprocessors.py ---------------------------------------------------------------------

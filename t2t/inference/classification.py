@@ -34,7 +34,7 @@ class HeadWay:
   ):
     from t2t.data import head_examples, vocabularies
 
-    self.asks, self.longest, self.cut_to, self._head = head.kind, longest, f"{longest:,} tokens", head
+    self.asks, self.longest, self.cut_to, self._head = head.answers_as, longest, f"{longest:,} tokens", head
     vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
     number = [model_head.name for model_head in model.config.heads].index(head.name)
     architecture = model.config.architecture

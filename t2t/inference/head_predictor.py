@@ -13,6 +13,7 @@ from t2t import UserError
 from t2t.inference import prompt_builder, row_batches, ties
 from t2t.inference.row_batches import Example
 from t2t.losses import head_losses
+from t2t.models import span_pair
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.param_tree import Params
@@ -43,13 +44,17 @@ class Answerer:
   def __init__(
     self, config: TransformerConfig, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, pad_id: int, batch_size: int
   ):
+    self._side = config.kind.answers
     self._batches = row_batches.RowBatches(config, mesh, pad_id=pad_id, batch_size=batch_size)
+    self._numbers = {head.name: number for number, head in enumerate(config.heads, start=1)}
     self._programs = {head.name: jax.jit(functools.partial(_logits, graphdef, head.name)) for head in config.heads}
 
   def logits(
     self, params: Params, head: HeadConfig, examples: Sequence[Example], *, on_batch: Callable | None = None
   ) -> list[np.ndarray]:
     """Returns float32 [answered positions, classes] of each example, concatenated over its windows.
+
+    A crf head has two columns instead: the number of the likeliest tag, and its log-probability.
 
     Args:
       params: nested dict.
@@ -62,7 +67,13 @@ class Answerer:
     """
     rows = [row for example in examples for row in rows_of(example)]
     row_logits: list[np.ndarray] = [np.zeros(0)] * len(rows)
-    for indices, logits in self._batches.run(self._programs[head.name], params, rows, on_batch=on_batch):
+    # Positions with an answer, and the spans of a pair.
+    number = lambda row: self._numbers[head.name] * (np.asarray(row["answer_heads"]) > 0)
+    beside = {f"{self._side}_answer_heads": ([number(row) for row in rows], self._batches.width)}
+    if head.kind == "span_pair":
+      beside[f"{self._side}_answer_targets"] = ([row["answer_marks"] for row in rows], self._batches.width)
+    program = self._programs[head.name]
+    for indices, logits in self._batches.run(program, params, rows, beside=beside, on_batch=on_batch):
       for i, row in zip(indices, logits, strict=False):
         row_logits[i] = row[: len(rows[i]["inputs"])][np.asarray(rows[i]["answer_heads"]) > 0]
         if not np.isfinite(row_logits[i]).all():
@@ -123,9 +134,16 @@ def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[
   """Returns the tag and log-probability of each word; "O" and 0 for words without a prediction."""
   tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
   for number, word_logits in zip(example["asked_words"], logits, strict=True):
-    best = _best(word_logits)
-    tags[int(number)], log_p[int(number)] = named(head, best), _log_softmax(word_logits)[best]
+    tag, log_p[int(number)] = _best_tag(head, word_logits)
+    tags[int(number)] = named(head, tag)
   return tags, log_p
+
+
+def _best_tag(head: HeadConfig, word_logits: np.ndarray) -> tuple[int, float]:
+  if head.kind == "crf":  # decoded with its transitions
+    return int(word_logits[0]), float(word_logits[1])
+  best = _best(word_logits)
+  return best, float(_log_softmax(word_logits)[best])
 
 
 def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
@@ -311,7 +329,9 @@ KINDS: dict[str, _HeadFunctions] = {
   "choice": _HeadFunctions(_choice, _choice_fields, _tied_choice),
   "score": _HeadFunctions(_score, _score_fields),
   "tag": _HeadFunctions(_tag, _tag_fields, _tied_tags),
+  "crf": _HeadFunctions(_tag, _tag_fields),
   "span": _HeadFunctions(_span, _span_fields, _tied_spans),
+  "span_pair": _HeadFunctions(_class, _class_fields, _tied_class),
 }
 
 
@@ -367,7 +387,7 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
 
   Args:
     head: used for prediction.
-    logits: float32 [answered positions, classes].
+    logits: float32 [answered positions, classes], or the columns of a crf head.
     targets: int32 at these positions; see `head_losses.HeadTargets`.
   """
   if head.kind == "score":
@@ -378,5 +398,10 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
   if head.kind == "span":
     bounds = (_bounds(logits), (int(np.argmax(targets % 2 == 1)), int(np.argmax(targets >= 2))))
     return tuple(f"tokens {first}-{last}" if last else "no answer" for first, last in bounds)
-  predicted, right = logits.argmax(axis=-1), targets
+  if head.kind == "crf":
+    predicted, right = logits[:, 0], targets
+  elif head.kind == "span_pair":
+    predicted, right = logits[:1].argmax(axis=-1), targets[:1] >> span_pair.CLASS_BITS
+  else:
+    predicted, right = logits.argmax(axis=-1), targets
   return " ".join(named(head, int(i)) for i in predicted), " ".join(named(head, int(i)) for i in right)

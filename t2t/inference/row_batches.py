@@ -62,6 +62,10 @@ class RowBatches:
     shards = sharding.num_shards("batch", mesh)
     self._rows = -(-batch_size // shards) * shards
 
+  def width(self, number: int) -> int:
+    """Returns the number of positions of a row with an example of `number` tokens."""
+    return predictor.bucket(number, self._longest)
+
   def run(
     self,
     program: Callable[[Params, Batch], Any],
@@ -83,7 +87,7 @@ class RowBatches:
     """
     beside = beside or {}
     shapes = [
-      (predictor.bucket(len(example["inputs"]), self._longest), *(size(len(x[i])) for x, size in beside.values()))
+      (self.width(len(example["inputs"])), *(size(len(x[i])) for x, size in beside.values()))
       for i, example in enumerate(examples)
     ]
     for (width, *sizes), indices in predictor.by_width(shapes, self._rows):

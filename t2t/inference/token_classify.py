@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
@@ -74,6 +75,30 @@ class Extracting(classification.HeadWay):
     return self._encoded({"question": line.text, "context": context}, extra)
 
 
+class Pairing(classification.HeadWay):
+  """The way of a model with a head for two spans of a text; see `classification.HeadWay`."""
+
+  pairs = False
+  form = jsonl_io.Form(needs=("spans",), row_fields=("probabilities",))
+  nothing: Mapping[str, Any] = {"prediction": None, "score": None}
+
+  def check(self, line: jsonl_io.Line, where: str) -> None:
+    """Checks that the line has two spans in its text."""
+    spans, length = line.others.get("spans"), len(line.text)
+    is_span = lambda x: isinstance(x, list) and len(x) == 2 and all(type(i) is int for i in x)
+    if not isinstance(spans, list) or len(spans) != 2 or not all(map(is_span, spans)):
+      raise UserError(
+        f"{where}: 'spans' is {spans!r}, but the head {self._head.name} needs the first character and the end of two "
+        'spans; give an object like {"inputs": "Ann said that she won.", "spans": [[0, 3], [14, 17]]}'
+      )
+    if outside := [span for span in spans if not 0 <= span[0] < span[1] <= length]:
+      raise UserError(f"{where}: the span {outside[0]} is not in the text of {length:,} characters; correct 'spans'")
+
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
+    return self._encoded({"text": line.text, "spans": np.array(line.others["spans"], np.int32)}, {})
+
+
 def way_of(head: HeadConfig) -> Callable[..., batch_inference.Way]:
-  """Returns the class of ways for a head: of words, of a context, or of a whole text."""
-  return {"tag": Tagging, "span": Extracting}.get(head.kind, classification.Answering)
+  """Returns the class of ways for a head: of words, of a context, of two spans, or of a whole text."""
+  ways = {"tag": Tagging, "span": Extracting, "span_pair": Pairing}
+  return ways.get(head.answers_as, classification.Answering)

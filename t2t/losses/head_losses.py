@@ -1,4 +1,4 @@
-"""Losses of heads: classes, scores, tags, spans and choices, alone or together with masked tokens.
+"""Losses of heads: classes, scores, tags, spans, pairs and choices, alone or together with masked tokens.
 
 Together with masked tokens, boundary heads are trained as well, see span_boundary.py.
 """
@@ -20,8 +20,8 @@ from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, future_layers, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Outputs, WeightedSum
-from t2t.models import layers, task_heads, transformer
-from t2t.models.architecture import Batch, predicted_side, segments_of, sides
+from t2t.models import crf, heads, layers, span_pair, task_heads, transformer
+from t2t.models.architecture import Batch, predicted_side, real_positions, segments_of, sides
 from t2t.models.auxiliary import Hidden
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
@@ -33,8 +33,9 @@ class HeadTargets(NamedTuple):
   """Labels of one head in a batch.
 
   at: bool [batch, length], positions with a label.
-  targets: int32 labels: a class; the bits of a float32 score; 1 for a right candidate; or for spans 1 at the start plus
-    2 at the end, of an answer or (boundary heads) of masked tokens.
+  targets: int32 labels: a class; the bits of a float32 score; 1 for a right candidate; for spans 1 at the start plus 2
+    at the end, of an answer or (boundary heads) of masked tokens; or for a pair of spans 1 in the first plus 2 in the
+    second plus 4 times the class.
   groups: int32 [batch, length]; positions of a row with the same number belong to one example.
   """
 
@@ -44,10 +45,13 @@ class HeadTargets(NamedTuple):
 
 
 def asked_of(batch: Batch, number: int) -> HeadTargets:
-  """Returns the labels of the head with this index in the model's config."""
+  """Returns the labels of the head with this index in the model's config; 0 in a batch without labels."""
   side = sides(batch)[0]
   positions = batch[f"{side}_answer_heads"] == number + 1
-  return HeadTargets(positions, batch[f"{side}_answer_targets"], batch[f"{side}_answer_groups"])
+  groups = batch.get(f"{side}_answer_groups")
+  groups = real_positions(batch, side).astype(jnp.int32) if groups is None else groups
+  targets = batch.get(f"{side}_answer_targets")
+  return HeadTargets(positions, jnp.zeros_like(groups) if targets is None else targets, groups)
 
 
 # ---- Kinds -----------------------------------------------------------------------------------------------------------
@@ -186,18 +190,37 @@ def _of_positions(
   return labels * sum(columns) / len(columns)
 
 
+def _crf(logits: jax.Array, head_targets: HeadTargets, head: heads.Head) -> HeadLoss:
+  """Computes the negative log-likelihood of tag sequences, and whether the likeliest sequence has the tags."""
+  assert isinstance(head, crf.CrfHead)
+  scores, chain = head.scores(), crf.chain_of(head_targets.at, head_targets.groups)
+  loss, _ = _class(crf.conditional_logits(scores, logits, chain, head_targets.targets), head_targets)
+  tags = crf.best_tags(*jax.lax.stop_gradient((scores, logits)), chain)
+  return HeadLoss(loss, _one_each(head_targets) * ((tags == head_targets.targets) & jnp.isfinite(loss)))
+
+
+def _class_of_pair(head_targets: HeadTargets) -> HeadTargets:
+  """Returns the class of each pair of spans, at its first position."""
+  classes = head_targets.targets >> span_pair.CLASS_BITS
+  return HeadTargets(_starts_group(head_targets), classes, head_targets.groups)
+
+
+def _without_head(measure: Callable[[jax.Array, HeadTargets], HeadLoss]) -> Callable[..., HeadLoss]:
+  return lambda logits, head_targets, head: measure(logits, head_targets)
+
+
 @dataclasses.dataclass(frozen=True)
 class _HeadKind:
   """Scoring of one kind of head.
 
-  measure: maps logits [batch, length, classes] and labels to loss and accuracy.
+  measure: maps logits [batch, length, classes], labels and the head to loss and accuracy.
   units: float32 [batch, length]; their sum divides the summed loss.
   baseline: the loss of predicting label frequencies, as a mean over batches.
   divergence: maps two logits and labels to float32 [batch, length], whose sum is divided like the loss; see
     `divergence`.
   """
 
-  measure: Callable[[jax.Array, HeadTargets], HeadLoss]
+  measure: Callable[[jax.Array, HeadTargets, heads.Head], HeadLoss]
   units: Callable[[HeadTargets], jax.Array]
   baseline: Callable[[Sequence[HeadTargets], int], jax.Array]
   divergence: Callable[[jax.Array, jax.Array, HeadTargets], jax.Array]
@@ -233,20 +256,27 @@ def _chance(units: Callable[[HeadTargets], jax.Array], batch_targets: Sequence[H
 
 
 _KINDS = {
-  "class": _HeadKind(_class, _one_each, _entropy, _of_classes),
-  "score": _HeadKind(_score, _one_each, _variance, _of_scores),
+  "class": _HeadKind(_without_head(_class), _one_each, _entropy, _of_classes),
+  "score": _HeadKind(_without_head(_score), _one_each, _variance, _of_scores),
   "choice": _HeadKind(
-    _choice,
+    _without_head(_choice),
     _one_for_each_right,
     lambda batch_targets, _: _chance(_one_for_each_right, batch_targets),
     functools.partial(_of_positions, _one_for_each_right),
   ),
-  "tag": _HeadKind(_class, _one_each, _entropy, _of_classes),
+  "tag": _HeadKind(_without_head(_class), _one_each, _entropy, _of_classes),
+  "crf": _HeadKind(_crf, _one_each, _entropy, _of_classes),  # per word, as tags without transitions
   "span": _HeadKind(
-    _span,
+    _without_head(_span),
     _starts,
     lambda batch_targets, _: _chance(_starts, batch_targets),
     functools.partial(_of_positions, _starts),
+  ),
+  "span_pair": _HeadKind(
+    lambda logits, head_targets, head: _class(logits, _class_of_pair(head_targets)),
+    lambda head_targets: _one_each(_class_of_pair(head_targets)),
+    lambda batch_targets, classes: _entropy([_class_of_pair(x) for x in batch_targets], classes),
+    lambda logits, others, head_targets: _of_classes(logits, others, _class_of_pair(head_targets)),
   ),
 }
 
@@ -294,15 +324,36 @@ def answers(
   """
   head = module.heads[name]
   hidden = states if head.layers == "mix" or states.ndim == 3 else states[-1]
-  if head.reads == "mean":
-    hidden = task_heads.mean_of_segments(hidden, segments_of(batch, module.architecture.answers))
+  pools = {"mean": task_heads.mean_of_segments, "concat": task_heads.concat_of_segments}
+  if head.reads in pools:
+    hidden = pools[head.reads](hidden, segments_of(batch, module.architecture.answers))
+  if isinstance(head, span_pair.SpanPairHead):
+    _, marks, groups = head_targets = asked_of(batch, _number(module, name))
+    hidden = head.read(hidden, jnp.where(head_targets.at, marks, 0), groups)
   return module.head_logits(name, hidden, dropout_key=dropout_key)
 
 
+def _number(module: transformer.Transformer, name: str) -> int:
+  return [head.name for head in module.config.heads].index(name)
+
+
 def all_answers(module: transformer.Transformer, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
-  """Computes `answers` of several heads, by name."""
+  """Computes the outputs of several heads, by name: `answers`, or for a crf head `crf.decoded`.
+
+  Args:
+    module: the model.
+    batch: model features, with answer_heads for crf heads, and answer_targets for pairs of spans.
+    names: names of heads.
+  """
   states = module.states(batch, every_layer=reads_every_layer(module.config))
-  return {name: answers(module, states, batch, name) for name in names}
+  outputs = {}
+  for name in names:
+    outputs[name] = answers(module, states, batch, name)
+    head = module.heads[name]
+    if isinstance(head, crf.CrfHead):
+      at, _, groups = asked_of(batch, _number(module, name))
+      outputs[name] = crf.decoded(head.scores(), outputs[name], crf.chain_of(at, groups))
+  return outputs
 
 
 def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
@@ -435,7 +486,8 @@ class HeadLosses:
           self._of_tokens(train), module, head, hidden, batch, head_targets.at, head_targets.targets
         )
       else:
-        loss, right = (jnp.sum(x) for x in _KINDS[head.kind].measure(logits[head.name], head_targets))
+        measured = _KINDS[head.kind].measure(logits[head.name], head_targets, module.heads[head.name])
+        loss, right = (jnp.sum(x) for x in measured)
         summed = loss
       terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
       metrics[f"{head.name}_loss"] = WeightedSum(loss, units)
@@ -490,7 +542,9 @@ class HeadLosses:
 
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
     del values, batch_size
-    class_heads = {head.name: head for _, head in self._asked if head.kind in ("class", "tag")}
+    # A scheme forbids transitions, so that a constant output has a lower loss.
+    kinds = ("class", "span_pair", "tag", "crf")
+    class_heads = {head.name: head for _, head in self._asked if head.kind in kinds and not head.scheme}
     alone = self.tokens is None and len(self._asked) == 1
     baselines = {
       "loss" if alone else f"{name}_loss": Baseline(

@@ -76,10 +76,13 @@ NORMS = ("rms", "layer", "affine")
 QUANTIZATIONS = ("int8", "fp8")  # see models/quantized_matmul.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
-HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")
-ANSWERED_HEADS = ("class", "score", "choice", "tag", "span")  # kinds with labels in tasks
+HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair", "vector", "detector", "boundary")
+ANSWERED_HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair")  # kinds with labels in tasks
 ASKED_HEADS = (*ANSWERED_HEADS, "boundary")  # kinds that read features of a batch
-READS = ("first", "last", "mean", "each")
+READS = ("first", "last", "mean", "concat", "each", "spans")
+TAG_SCHEMES = ("", "bio")
+# Kind of head -> the kind that a task asks for, where they differ.
+_ANSWERS_AS = {"crf": "tag"}
 LAYERS = ("last", "mix")
 _POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
 
@@ -125,11 +128,13 @@ class HeadConfig:
   name: unique name; the head's parameters are under heads/NAME.
   num_classes: number of logits; 1 for score and choice, 2 for span. For a vector its width; 0: the model's width and
     no projection. For a boundary head the number of tokens of a span that it predicts.
-  kind: type of the logits: class (classes of a text), tag (classes of each word), choice (one logit per candidate),
-    span (start and end of an answer), score (a number), detector (whether each token was replaced), vector (an
-    embedding to compare texts by), boundary (vocabulary logits of the tokens in a masked span).
+  kind: type of the logits: class (classes of a text), tag (classes of each word), crf (tags by a linear-chain CRF),
+    choice (one logit per candidate), span (start and end of an answer), span_pair (classes of two spans of a text),
+    score (a number), detector (whether each token was replaced), vector (an embedding to compare texts by), boundary
+    (vocabulary logits of the tokens in a masked span).
   labels: names of the classes, which are stored in exported checkpoints.
-  reads: "first" or "last" token of each text, the "mean" of all tokens, or "each" token; "": the default of the kind.
+  reads: "first" or "last" token of each text, the "mean" of all tokens, "concat" for last, maximum and mean joined
+    (ULMFiT, Howard & Ruder 2018), "each" token, or the "spans" of a pair; "": the default of the kind.
   layers: "last", or "mix": a learned, scaled weighted sum of all layers' states (ELMo, Peters et al. 2018).
   pooler: activation of a dense layer before the logits; "norm": the model's activation, then a norm (ModernBERT); "":
     no pooler; "published": the default of the kind.
@@ -137,6 +142,8 @@ class HeadConfig:
   drops_inputs: applies dropout before the pooler, too (RoBERTa).
   bias: adds a bias to the logits.
   no_answer: for spans, whether training included examples without an answer.
+  scheme: for crf, "bio": tags that the BIO scheme does not allow after the tag before have probability 0; "": all tags
+    may follow each other.
 
   Raises:
     UserError: a name that is not valid in a path, no classes, or an unknown kind.
@@ -153,6 +160,7 @@ class HeadConfig:
   drops_inputs: bool = False
   bias: bool = True
   no_answer: bool = False
+  scheme: str = ""
 
   def __post_init__(self):
     if not re.fullmatch(r"[A-Za-z]\w*", self.name):
@@ -160,7 +168,8 @@ class HeadConfig:
         f"config.model.heads: {self.name!r} is not a valid name. Use letters, digits and underscores, starting "
         "with a letter."
       )
-    for field, known in (("kind", HEADS), ("reads", ("", *READS)), ("layers", LAYERS), ("pooler", _POOLERS)):
+    choices = {"kind": HEADS, "reads": ("", *READS), "layers": LAYERS, "pooler": _POOLERS, "scheme": TAG_SCHEMES}
+    for field, known in choices.items():
       value = getattr(self, field)
       if value not in known:
         raise UserError(
@@ -189,6 +198,24 @@ class HeadConfig:
         f"config.model.heads: {self.name} has no_answer=True and kind={self.kind!r}. Only kind='span' supports "
         "no_answer. Remove no_answer."
       )
+    if self.scheme and self.kind != "crf":
+      raise UserError(
+        f"config.model.heads: {self.name} has scheme={self.scheme!r} and kind={self.kind!r}. Only kind='crf' supports "
+        "scheme. Set kind='crf', or remove scheme."
+      )
+    is_pair = self.kind == "span_pair"
+    if (
+      self.reads and is_pair != (self.reads == "spans") or self.reads == "concat" and self.answers_as in ("tag", "span")
+    ):
+      what = "two spans" if is_pair else "each token" if self.answers_as in ("tag", "span") else "a text"
+      raise UserError(
+        f"config.model.heads: {self.name} has reads={self.reads!r}, but a {self.kind} head reads {what}. Remove reads."
+      )
+    if self.layers == "mix" and (is_pair or self.reads == "concat"):
+      raise UserError(
+        f"config.model.heads: {self.name} has layers='mix', but "
+        f"{'a span_pair head' if is_pair else 'reads=concat'} reads the last layer. Remove layers."
+      )
     object.__setattr__(self, "labels", tuple(self.labels))
     if self.labels and len(self.labels) != self.num_classes:
       raise UserError(
@@ -196,16 +223,24 @@ class HeadConfig:
         f"num_classes={len(self.labels)} or change the labels."
       )
 
+  @property
+  def answers_as(self) -> str:
+    """Returns the kind of head that the head's tasks ask for: a crf head answers tasks of tag heads."""
+    return _ANSWERS_AS.get(self.kind, self.kind)
+
   def spelled_out(self, kind: Architecture) -> "HeadConfig":
     """Returns the head with `reads` and `pooler` resolved for this architecture.
 
     Defaults as published for BERT, RoBERTa and ALBERT (Devlin et al. 2019; Liu et al. 2019; Lan et al. 2020): a dense
     layer with tanh on the first position for texts and candidates, and a projection only for tokens and spans. In
-    decoder-only models the projection reads the last position (Radford et al. 2018).
+    decoder-only models the projection reads the last position (Radford et al. 2018). Pairs of spans are scored by a
+    layer with ReLU (Lee et al. 2017, section 5).
     """
-    reads_whole = self.kind not in ("tag", "span")
+    reads_whole = self.answers_as not in ("tag", "span", "span_pair")
     reads = self.reads or ("each" if not reads_whole else "last" if kind.is_decoder_only else "first")
     published = "tanh" if reads_whole and not kind.is_decoder_only else ""
+    if self.kind == "span_pair":
+      reads, published = "spans", "relu"
     pooler = published if self.pooler == "published" else self.pooler
     return dataclasses.replace(self, reads=reads, pooler=pooler)
 

@@ -157,8 +157,9 @@ class VocabularyHead(nnx.Module):
 class Head(Protocol):
   """A named head of a model; its parameters are under heads/NAME.
 
-  reads: states that it reads: "first" or "last" position of each text, their "mean", "each", or the "boundaries" of a
-    span; the latter has `logits_fn` instead, see `task_heads.BoundaryHead`.
+  reads: states that it reads: "first" or "last" position of each text, their "mean", "concat" (last, maximum and mean),
+    "each", two "spans", or the "boundaries" of a span; the latter has `logits_fn` instead, see
+    `task_heads.BoundaryHead`.
   layers: "last", or "mix": a weighted sum of all layers' states.
   """
 
@@ -176,7 +177,9 @@ HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = La
     "score": "t2t.models.task_heads:AnswerHead",
     "choice": "t2t.models.task_heads:AnswerHead",
     "tag": "t2t.models.task_heads:AnswerHead",
+    "crf": "t2t.models.crf:CrfHead",
     "span": "t2t.models.task_heads:AnswerHead",
+    "span_pair": "t2t.models.span_pair:SpanPairHead",
     "vector": "t2t.models.task_heads:AnswerHead",
     "detector": "t2t.models.task_heads:DetectorHead",
     "boundary": "t2t.models.task_heads:BoundaryHead",

@@ -1,8 +1,9 @@
 """Named heads on a model's hidden states: classes and scores of texts and tokens, and tokens of spans by boundaries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from typing import ClassVar
 
 from flax import nnx
 import jax
@@ -20,9 +21,13 @@ class AnswerHead(nnx.Module):
   `HeadConfig.spelled_out` gives the defaults of each kind. A vector head may omit the projection.
   """
 
+  # State vectors that the input joins, by `HeadConfig.reads`.
+  joined: ClassVar[Mapping[str, int]] = {"concat": 3}
+
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
-    embed, scale = config.embed_dim, layers.fan_in_scale(config, config.embed_dim)
     head = head.spelled_out(config.kind)
+    embed, width = config.embed_dim, config.embed_dim * self.joined.get(head.reads, 1)
+    scale = layers.fan_in_scale(config, width)
     self.reads, self.layers, pooler = head.reads, head.layers, head.pooler
     self.activation = config.mlp_activation if pooler == "norm" else pooler
     self.dropout_rate = config.dropout_rate if head.dropout_rate < 0 else head.dropout_rate
@@ -35,10 +40,11 @@ class AnswerHead(nnx.Module):
       self.mix = nnx.Param(jnp.zeros(number + 1, jnp.float32), axes=(None,))
       self.mix_scale = nnx.Param(jnp.ones((), jnp.float32), axes=())
     if pooler:
-      self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
+      self.pooler = layers.param(rngs, (width, embed), ("embed", None), scale=scale)
       self.pooler_bias = layers.bias(config, embed, "embed")
+      width, scale = embed, layers.fan_in_scale(config, embed)
     self.norm = layers.Norm(config, embed) if pooler == "norm" else None
-    projects, shape = head.num_classes > 0, (embed, head.num_classes)
+    projects, shape = head.num_classes > 0, (width, head.num_classes)
     self.projection = layers.param(rngs, shape, ("embed", None), scale=scale) if projects else None
     # Models without biases have this bias, too, because class frequencies differ.
     has_bias = projects and head.bias
@@ -184,18 +190,52 @@ def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
   return of_rows(hidden, segments).astype(hidden.dtype)
 
 
+def concat_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
+  """Returns at each position the last state, the maximum and the mean of its segment, joined; computed in float32.
+
+  In:  [[1, 3, 5, 0]], segments [[1, 1, 2, 0]]
+  Out: [[3 3 2, 3 3 2, 5 5 5, 0 0 0]]
+
+  Args:
+    hidden: [batch, length, embed].
+    segments: int [batch, length], 0 for padding, where all values are 0.
+
+  Returns:
+    [batch, length, 3 * embed], in the dtype of `hidden`.
+
+  Source: concat pooling of ULMFiT (Howard & Ruder 2018, section 3.3).
+  """
+
+  def of_row(x: jax.Array, segments: jax.Array) -> jax.Array:
+    x, real = x.astype(jnp.float32), (segments > 0)[:, None]
+    options = {"segment_ids": segments, "num_segments": len(segments) + 1}
+    ends = jax.ops.segment_max(jnp.arange(len(segments)), **options)[segments]
+    # A segment's maximum has no derivative in JAX; equal maxima share the gradient, as in `jnp.max`.
+    most = jax.ops.segment_max(jax.lax.stop_gradient(x), **options)[segments]
+    is_most = (x == most).astype(jnp.float32)
+    shares = is_most / jax.ops.segment_sum(is_most, **options)[segments]
+    through = jax.ops.segment_sum(x * shares, **options)[segments]
+    largest = jax.lax.stop_gradient(most - through) + through
+    return jnp.where(real, jnp.concatenate([x[ends], largest], axis=-1), 0.0)
+
+  last_and_max = jax.vmap(of_row)(hidden, segments).astype(hidden.dtype)
+  return jnp.concatenate([last_and_max, mean_of_segments(hidden, segments)], axis=-1)
+
+
 def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: str) -> jax.Array:
   """Returns the pooled states of the first texts of each row, float32 [..., batch, number, embed]; 0 for missing texts.
 
   In:  hidden [[1, 3, 5, 0]], segments [[1, 1, 2, 0]], number 2
-  Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]]
+  Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]], "concat" [[3 3 2, 5 5 5]]
 
   Args:
     hidden: [..., batch, length, embed].
     segments: int [batch, length], index of each position's text in its row, from 1; 0: padding.
     number: number of texts.
-    reads: "first", "last" or "mean".
+    reads: "first", "last", "mean" or "concat".
   """
+  if reads == "concat":  # the same at all positions of a text
+    return read_texts(concat_of_segments(hidden, segments), segments, number=number, reads="first")
   in_text = (segments[:, None, :] == jnp.arange(1, number + 1)[None, :, None]).astype(jnp.float32)
   if reads == "mean":
     share = in_text / jnp.maximum(jnp.sum(in_text, axis=-1, keepdims=True), 1.0)

@@ -294,7 +294,10 @@ def test_what_is_registered():
   """By these names."""
   assert registered("superglue") == [
     "super_glue",
-    *(f"super_glue_{name}" for name in ["axb", "axg", "boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc"]),
+    *(
+      f"super_glue_{name}"
+      for name in ["axb", "axg", "boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", "wsc_spans"]
+    ),
   ]
   assert registered("glue") == [
     *(

@@ -30,6 +30,8 @@ HEADS = (
   HeadConfig("cause", 1, "choice"),
   HeadConfig("names", 4, "tag"),
   HeadConfig("answer", 2, "span"),
+  HeadConfig("entities", 4, "crf"),
+  HeadConfig("pair", 2, "span_pair"),
 )
 LENGTH = 16
 FEATURES = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
@@ -63,7 +65,11 @@ def example(kind, random, reads):
     ]
   else:
     heads[1:] = place
-    if kind == "tag":
+    if kind == "span_pair":
+      targets[1:] = random.permutation(np.r_[1, 2, random.integers(0, 4, len(tokens))])[: len(tokens) - 1]
+      heads[1:] *= targets[1:] > 0
+      targets += 4 * random.integers(0, 2) * (heads > 0)
+    elif kind in ("tag", "crf"):
       targets[1:] = random.integers(0, 4, len(tokens) - 1)
     else:
       start = random.integers(1, len(tokens))
@@ -151,12 +157,12 @@ def test_bits_of_a_score_come_through(value):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "prefix_lm"])
 def test_packed_equals_unpacked(name):
-  """Loss, gradients and every metric of ten examples of five kinds do not depend on packing."""
+  """Loss, gradients and every metric of two examples of each kind do not depend on packing."""
   config = with_heads(name)
   alone, packed = asked(config.architecture)
   side = config.kind.answers
   rows = [len(batch[f"{side}_input_tokens"]) for batch in (alone, packed)]
-  assert rows[0] == 10 and rows[1] < 7
+  assert rows[0] == 2 * len(HEADS) and rows[1] < rows[0] - 3
   compute, params, _ = loss_of(config)
   ((loss, metrics), gradient), ((expected, theirs), expected_gradient) = compute(params, packed), compute(params, alone)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -194,7 +200,7 @@ def test_parts_of_a_batch_add_up():
   compute, params, loss = loss_of(config)
   (expected, measured), expected_gradient = compute(params, batch)
   weights = loss.weights(batch)
-  parts = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 2), slice(2, 10))]
+  parts = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 2), slice(2, None))]
   found = [compute(params, part, weights) for part in parts]
   np.testing.assert_allclose(sum(each[0][0] for each in found), expected, rtol=1e-5)
   toy.assert_trees_close(jax.tree.map(jnp.add, found[0][1], found[1][1]), expected_gradient)
@@ -243,7 +249,9 @@ def logsumexp(x):
 
 def by_hand(head, logits, targets):
   """Computes loss, number of answers and number of right answers of one example from its logits."""
-  if head.kind in ("class", "tag"):
+  if head.kind == "span_pair":
+    logits, targets = logits[:1], targets[:1] >> 2
+  if head.kind in ("class", "tag", "span_pair"):
     loss = sum(logsumexp(row) - row[target] for row, target in zip(logits, targets, strict=True))
     return loss, len(targets), np.sum(logits.argmax(-1) == targets)
   if head.kind == "score":
@@ -267,17 +275,23 @@ def test_each_term_is_its_formula(seed):
   compute, params, _ = loss_of(config)
   (loss, metrics), _ = compute(params, batch)
   model = nnx.merge(graphdef, params)
-  logits = {n: np.asarray(x) for n, x in head_losses.all_answers(model, batch, [head.name for head in HEADS]).items()}
+  # tests/models/test_crf.py has the formula of tags with transitions.
+  names = [head.name for head in HEADS if head.kind != "crf"]
+  logits = {n: np.asarray(x) for n, x in head_losses.all_answers(model, batch, names).items()}
   sums = {head.name: np.zeros(3) for head in HEADS}
   host = {name.removeprefix("encoder_answer_"): np.asarray(x) for name, x in batch.items()}
-  for row in range(10):
+  for row in range(2 * len(HEADS)):
     at = host["heads"][row] > 0
     head = HEADS[host["heads"][row][at][0] - 1]
+    if head.name not in logits:
+      continue
     sums[head.name] += by_hand(head, logits[head.name][row][at], host["targets"][row][at])
+  del sums["entities"]
   for name, (total, answers, right) in sums.items():
     np.testing.assert_allclose(metrics[f"{name}_loss"].value(), total / answers, rtol=1e-4)
     np.testing.assert_allclose(metrics[f"{name}_accuracy"].value(), right / answers, rtol=1e-5)
-  expected = np.mean([total / answers for total, answers, _ in sums.values()])  # two examples of each
+  losses_of_heads = [total / answers for total, answers, _ in sums.values()]  # two examples of each
+  expected = np.mean([*losses_of_heads, metrics["entities_loss"].value()])
   np.testing.assert_allclose(loss, expected, rtol=1e-4)
   np.testing.assert_allclose(metrics["loss"].value(), expected, rtol=1e-4)
 
@@ -367,6 +381,48 @@ def test_a_mean_is_of_the_own_text():
   np.testing.assert_allclose(found[0, :2], np.tile(hidden[0, :2].mean(0), (2, 1)), rtol=1e-5)
   np.testing.assert_allclose(found[0, 2:], np.tile(hidden[0, 2:].mean(0), (3, 1)), rtol=1e-5)
   np.testing.assert_allclose(found[1], [hidden[1, 0], *np.zeros((4, 3))], rtol=1e-5)
+
+
+def test_a_concatenation_is_of_the_own_text():
+  """Last state, maximum and mean of the segment, also if maxima are equal; padding has and gives nothing."""
+  hidden = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32).round(1)
+  segments = np.array([[1, 1, 2, 2, 2], [1, 0, 0, 0, 0]])
+  pooled = jax.jit(task_heads.concat_of_segments)
+  found = pooled(hidden, segments)
+  for row, start, stop in ((0, 0, 2), (0, 2, 5), (1, 0, 1)):
+    text = hidden[row, start:stop]
+    expected = np.concatenate([text[-1], text.max(0), text.mean(0)])
+    np.testing.assert_allclose(found[row, start:stop], np.tile(expected, (stop - start, 1)), atol=1e-6)
+  assert not np.any(found[1, 1:])
+  other = np.where(segments[..., None] > 0, hidden, np.nan).astype(np.float32)
+  np.testing.assert_array_equal(pooled(jnp.nan_to_num(other, nan=9.0), segments), found)
+  read = task_heads.read_texts(jnp.asarray(hidden), jnp.asarray(segments), number=2, reads="concat")
+  np.testing.assert_allclose(read, [[found[0, 0], found[0, 2]], [found[1, 0], np.zeros(9)]], atol=1e-6)
+
+
+def test_the_gradient_of_a_concatenation():
+  """It equals the gradient of jnp.max and jnp.mean over the text alone, also where maxima are equal."""
+  hidden = jnp.asarray([[[1.0, 5.0], [3.0, 5.0], [3.0, 2.0], [9.0, 9.0]]])
+  weights = jnp.asarray(np.random.default_rng(0).normal(size=6))
+  segments = jnp.asarray([[1, 1, 1, 0]])
+  theirs = lambda x: jnp.concatenate([x[0, 2], jnp.max(x[0, :3], 0), jnp.mean(x[0, :3], 0)]) @ weights
+  ours = lambda x: task_heads.concat_of_segments(x, segments)[0, 0] @ weights
+  np.testing.assert_allclose(jax.grad(ours)(hidden), jax.grad(theirs)(hidden), atol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
+def test_a_class_head_of_the_concatenation_does_not_depend_on_packing(name):
+  """And it has three times the model's width."""
+  config = with_heads(name, (HeadConfig("topic", 3, reads="concat"),))
+  reads = "last" if name == "gpt2" else "first"
+  examples = [example("class", np.random.default_rng(seed), reads) for seed in range(4)]
+  alone, packed = (batch_of(examples, config.architecture, pack=pack) for pack in (False, True))
+  compute, params, _ = loss_of(config)
+  assert params["heads"]["topic"]["projection" if name == "gpt2" else "pooler"].shape[0] == 3 * config.embed_dim
+  ((loss, _), gradient), ((expected, _), expected_gradient) = compute(params, packed), compute(params, alone)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  toy.assert_trees_close(gradient, expected_gradient, atol=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -15,6 +15,7 @@ from t2t.data.head_examples import kinds
 from t2t.data.head_examples.kinds import QuestionKind
 from t2t.data.head_examples.reading import Features, Reading, checked
 from t2t.data.special_tokens import Framing
+from t2t.models import crf, span_pair
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -34,6 +35,13 @@ class ConvertedExample(NamedTuple):
 
   features: dict[str, Any]
   cut: int
+
+
+def _tensor(field: Any) -> tf.Tensor:
+  """Returns a text, a list of texts or an array of numbers as a tensor."""
+  if isinstance(field, np.ndarray):
+    return tf.constant(field, tf.int32)
+  return tf.constant(field, tf.string) if isinstance(field, str) else tf.constant(field, tf.string, shape=[len(field)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +101,8 @@ class HeadFeatureConverter:
       if self.labels and "options" in example:
         example = example | {"options": self._same_options(example["options"])}
       features = kind.make(example, self.reading)
-      if self.head.kind in ("class", "tag"):
-        features["answer_targets"] = self._in_range(features["answer_targets"])
-        if tuple(self.order) != tuple(range(len(self.order))):
-          features["answer_targets"] = self._renumbered(features)
+      if self.head.answers_as in ("class", "tag", "span_pair"):
+        features["answer_targets"] = self._classes(features)
       texts = {f"{name}_pretokenized": example[name] for name in ("inputs", "targets") if name in example}
       return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | features
 
@@ -123,6 +129,33 @@ class HeadFeatureConverter:
     same = tf.strings.reduce_join(options, separator="\n") == "\n".join(self.labels)
     return checked(options, same, refuse, options)
 
+  def _classes(self, features: Features) -> tf.Tensor:
+    """Returns the targets with classes in range, numbered as in the head; bits below those of a pair's class stay."""
+    bits = span_pair.CLASS_BITS if self.head.kind == "span_pair" else 0
+    targets = features["answer_targets"]
+    classes = self._in_range(tf.bitwise.right_shift(targets, bits))
+    if tuple(self.order) != tuple(range(len(self.order))):
+      classes = self._renumbered(features["answer_heads"] > 0, classes)
+    if self.head.scheme:
+      classes = self._of_scheme(features["answer_heads"] > 0, classes)
+    return targets - tf.bitwise.left_shift(tf.bitwise.right_shift(targets, bits), bits) + classes * 2**bits
+
+  def _of_scheme(self, is_asked: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+    """Refuses tags that the head's scheme does not allow after the tag before."""
+    allowed, allowed_first = crf.allowed_by_bio(self.head.labels, name=self.head.name)
+    tags = tf.boolean_mask(classes, is_asked)
+    pairs = tf.gather_nd(tf.constant(allowed), tf.stack([tags[:-1], tags[1:]], axis=1))
+
+    def refuse(tags):
+      names = " ".join(self.head.labels[tag] for tag in tags)
+      raise UserError(
+        f"{self.task}: an example has the tags {names}, which the scheme {self.head.scheme!r} of the head "
+        f"{self.head.name!r} does not allow. Correct the tags in the data, or remove scheme from config.model.heads."
+      )
+
+    holds = tf.reduce_all(tf.gather(tf.constant(allowed_first), tags[:1])) & tf.reduce_all(pairs)
+    return checked(classes, holds, refuse, tags)
+
   def _in_range(self, targets: tf.Tensor) -> tf.Tensor:
     head = self.head
 
@@ -136,10 +169,9 @@ class HeadFeatureConverter:
 
     return checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)
 
-  def _renumbered(self, features: Features) -> tf.Tensor:
+  def _renumbered(self, is_asked: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
     """Maps the task's class indices to the head's."""
-    is_asked, order = features["answer_heads"] > 0, tf.constant(self.order, tf.int32)
-    return tf.where(is_asked, tf.gather(order, tf.where(is_asked, features["answer_targets"], 0)), 0)
+    return tf.where(is_asked, tf.gather(tf.constant(self.order, tf.int32), tf.where(is_asked, classes, 0)), 0)
 
   # ---- An example without an answer ----------------------------------------------------------------------------------
 
@@ -147,15 +179,12 @@ class HeadFeatureConverter:
     """Converts one example without an answer.
 
     Args:
-      example: texts and lists of texts, under the field names of tasks: "inputs", or "parts" in reading order,
-        "candidates", "words", "question" and "context".
+      example: texts, lists of texts and an array of bounds, under the field names of tasks: "inputs", or "parts" in
+        reading order, "candidates", "words", "question" and "context", "text" and "spans".
     """
     kind = self._kind_of(example)
-    texts = {
-      name: tf.constant(x, tf.string) if isinstance(x, str) else tf.constant(list(x), tf.string, shape=[len(x)])
-      for name, x in example.items()
-    }
-    key = kind, tuple((name, x.shape.rank) for name, x in texts.items())
+    texts = {name: _tensor(x) for name, x in example.items()}
+    key = kind, tuple((name, x.dtype, x.shape.rank) for name, x in texts.items())
     program = self._programs.get(key) or self._programs.setdefault(key, self._program(*key))
     try:
       features = program(*texts.values())
@@ -174,13 +203,13 @@ class HeadFeatureConverter:
   def _programs(self) -> dict[tuple, Callable]:
     return {}
 
-  def _program(self, kind: QuestionKind, fields: Sequence[tuple[str, int]]) -> Callable:
-    """Compiles the conversion of a kind of question for these fields, (name, rank) each."""
-    signature = [tf.TensorSpec([None] * rank, tf.string) for _, rank in fields]
+  def _program(self, kind: QuestionKind, fields: Sequence[tuple[str, tf.DType, int]]) -> Callable:
+    """Compiles the conversion of a kind of question for these fields, (name, dtype, rank) each."""
+    signature = [tf.TensorSpec([None] * rank, dtype) for _, dtype, rank in fields]
 
     @tf.function(input_signature=signature, autograph=False)
     def program(*texts: tf.Tensor) -> Features:
-      example = {name: x for (name, _), x in zip(fields, texts, strict=True)}
+      example = {name: x for (name, *_), x in zip(fields, texts, strict=True)}
       return kind.make(example | kind.unanswered(example), self.reading)
 
     return program
@@ -188,7 +217,7 @@ class HeadFeatureConverter:
   @property
   def _kinds(self) -> list[QuestionKind]:
     head = self.head or _OF_TEXTS
-    return [kind for kind in kinds.KINDS.values() if kind.head == head.kind and kind.unanswered is not None]
+    return [kind for kind in kinds.KINDS.values() if kind.head == head.answers_as and kind.unanswered is not None]
 
   def _kind_of(self, example: Mapping[str, Any]) -> QuestionKind:
     return next(kind for kind in self._kinds if set(kind.question) <= set(example))

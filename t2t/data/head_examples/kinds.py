@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import special_tokens as framing_lib
-from t2t.data.head_examples import mentions, spans, tags
-from t2t.data.head_examples.reading import Features, Reading, checked
+from t2t.data.head_examples import mentions, span_pairs, spans, tags
+from t2t.data.head_examples.reading import Features, Reading, checked, label_of
 
 # Per token: the token type, the index of the text, the index of the head that answers there plus 1, and its target.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
@@ -24,14 +24,6 @@ def _parts(example: Features, reading: Reading) -> tf.Tensor:
   if reading.whole or "parts" not in example:
     return example["inputs"][None]
   return example["parts"]
-
-
-def _label(example: Features) -> tf.Tensor:
-  """Returns the index of the right class, int32 []; -1 if it is not given."""
-  if "label" in example:
-    return tf.cast(example["label"], tf.int32)
-  matches = tf.where(example["options"] == example["targets"])
-  return tf.concat([tf.cast(matches[:, 0], tf.int32), [-1]], 0)[0]
 
 
 def _of_text(example: Features, reading: Reading, target: tf.Tensor) -> Features:
@@ -56,7 +48,7 @@ def _class(example: Features, reading: Reading) -> Features:
         "texts": [0, 0, 0, 0, 0, 0], "answer_heads": [1, 0, 0, 0, 0, 0], "answer_targets": [2, 0, 0, 0, 0, 0],
         "has_answer": True}
   """
-  label = _label(example)
+  label = label_of(example)
   return _of_text(example, reading, tf.maximum(label, 0)) | {"has_answer": label >= 0}
 
 
@@ -70,7 +62,7 @@ def _right_candidates(example: Features) -> tf.Tensor:
   """Returns which candidates are right, bool [candidates]."""
   if "answers" in example:
     return tf.reduce_any(example["options"][:, None] == example["answers"][None, :], axis=1)
-  return tf.range(tf.size(example["candidates"])) == _label(example)
+  return tf.range(tf.size(example["candidates"])) == label_of(example)
 
 
 def _choice(example: Features, reading: Reading) -> Features:
@@ -175,6 +167,9 @@ KINDS: dict[str, QuestionKind] = {
     cut=spans.cut,
   ),
   "tag": QuestionKind(("words",), ("tags", "options"), tags.make, "tag", unanswered=tags.unanswered),
+  "span_pair": QuestionKind(
+    ("text", "spans"), ("options",), span_pairs.make, "span_pair", unanswered=span_pairs.unanswered, cut=span_pairs.cut
+  ),
   "mention": QuestionKind(("passage", "query", "options"), (), mentions.make, "choice", number=1),
   "choice": QuestionKind(("candidates",), (), _choice, "choice", number=1, unanswered=_no_label),
   "score": QuestionKind(

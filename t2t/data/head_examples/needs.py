@@ -131,7 +131,7 @@ def heads_of(
 def _head_of_name(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
   """Returns the head with the needed name, or the model's only head if its name is its kind (as in transformers)."""
   named = [head for head in heads if head.name == need.head]
-  if not named and len(heads) == 1 and heads[0].name == heads[0].kind == need.kind:
+  if not named and len(heads) == 1 and heads[0].name == heads[0].kind and heads[0].answers_as == need.kind:
     return heads[0]
   return named[0] if named else None
 
@@ -167,6 +167,8 @@ def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
 
 
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
+  if need.kind == "span_pair":
+    return ""
   if need.kind in ("tag", "span"):
     return "each"
   if model.kind.is_decoder_only:
@@ -183,7 +185,7 @@ def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
   key = _key(head, need)
   model_labels, needed_labels = (sorted(key(label) for label in labels) for labels in (head.labels, need.labels))
   if (
-    head.kind != need.kind
+    head.answers_as != need.kind
     or head.num_classes != need.number
     or (model_labels and needed_labels and model_labels != needed_labels)
   ):

@@ -21,7 +21,7 @@ class Reading:
     framing: special tokens around texts.
     length: maximum number of positions.
     number: index in the model of the head that answers.
-    reads: "first", "last", "mean" or "each": the position that represents a text.
+    reads: "first", "last", "mean", "concat", "each" or "spans": the position that represents a text.
     whole: whether to read "inputs" as one text instead of "parts"; generative models are trained on it.
     task: name of the task, for messages.
   """
@@ -47,3 +47,11 @@ def checked(x: tf.Tensor, holds: tf.Tensor, refuse: Callable, value: tf.Tensor) 
   """Returns `x` if `holds`, and raises the error of `refuse(value)` otherwise."""
   raised = lambda: tf.ensure_shape(tf.numpy_function(refuse, [value], x.dtype), x.shape)
   return tf.cond(holds, lambda: x, raised)
+
+
+def label_of(example: Features) -> tf.Tensor:
+  """Returns the index of the right class, int32 []; -1 if it is not given."""
+  if "label" in example:
+    return tf.cast(example["label"], tf.int32)
+  matches = tf.where(example["options"] == example["targets"])
+  return tf.concat([tf.cast(matches[:, 0], tf.int32), [-1]], 0)[0]

@@ -110,11 +110,12 @@ _LENGTH_KEYS = ("inputs", "targets")
 
 # `HeadConfig.reads` -> description.
 _READS = {"first": "at the first token", "last": "at the last token", "mean": "of the mean", "each": "token by token"}
+_READS |= {"concat": "of last, maximum and mean", "spans": "of two spans"}
 
 
 def _described_head(head: HeadConfig, architecture: str) -> str:
   reads = _READS[head.spelled_out(ARCHITECTURES[architecture]).reads]
-  number = f" of {head.num_classes}" if head.kind in ("class", "tag") else ""
+  number = f" of {head.num_classes}" if head.answers_as in ("class", "tag", "span_pair") else ""
   return f"{head.name}, a {head.kind}{number} {reads}" + (f" ({', '.join(head.labels)})" if head.labels else "")
 
 
