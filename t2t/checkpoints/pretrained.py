@@ -253,7 +253,7 @@ def answers_by_heads(source: Source) -> bool:
 def predicts_tokens(source: Source) -> bool:
   """Returns whether the model was trained to predict tokens, possibly besides its heads."""
   train: Any = source.run.get("train", {})
-  return source.model.vocabulary_head and not losses.answered_by_heads_alone(train.get("loss", ""))
+  return source.model.vocabulary_head and losses.trains_tokens(train.get("loss", ""))
 
 
 def ends_prompts(source: Source) -> tuple[bool | None, str]:

@@ -47,6 +47,7 @@ _LATER = (
   "init.tile",
   "init.transfer_vocab",
   "init.others",
+  "train.term_weights",
   "mesh.physical_layout",
   "eval.normalize",
   "eval.neutral_context",

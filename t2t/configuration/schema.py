@@ -409,6 +409,9 @@ class TrainConfig:
   loss: str = key(
     "", "empty: heads if the examples have labels of heads, else cross_entropy", table="t2t.losses:LOSSES"
   )
+  term_weights: Mapping[str, float] = key(
+    {}, "factor of a term of the loss, by its name: term_weights.lm=0.5; terms without an entry have 1"
+  )
   z_loss: float = key(1e-4, "coefficient of log(Z)**2 in the loss; keeps logits near zero; 0: off")
   label_smoothing: float = key(0.0, "fraction of the target distribution spread over the vocabulary; training only")
   logits_chunk_tokens: int = key(256, "target positions per batch shard with logits in memory at one time", least=1)
@@ -450,6 +453,22 @@ class NanPolicyConfig:
   )
   spike_window: int = key(128, "number of previous steps for mean and deviation of the loss", least=2)
   on_spike: str = key("warn", "response to a spike: warn, stop, or rollback", choices=("warn", "stop", "rollback"))
+
+  def __post_init__(self) -> None:
+    # An entry of the command line is a text.
+    weights = {name: _factor(f"config.train.term_weights.{name}", x) for name, x in sorted(self.term_weights.items())}
+    object.__setattr__(self, "term_weights", weights)
+
+
+def _factor(where: str, value: object) -> float:
+  """Returns a factor of at least 0, typed or as a text."""
+  try:
+    factor = float(str(value))
+  except ValueError:
+    factor = math.nan
+  if not 0.0 <= factor < math.inf:
+    raise UserError(f"{where}={value} must be a number of at least 0")
+  return factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -814,6 +833,7 @@ class Config:
     for section, name in (
       *(("data", name) for name in ("benchmark_dirs", "labels", "columns", "prefix", "table")),
       ("init", "others"),
+      ("train", "term_weights"),
     ):
       if not sections[section][name]:
         del sections[section][name]

@@ -31,6 +31,7 @@ __all__ = [
   "compares_texts",
   "make",
   "share_of_weights",
+  "trains_tokens",
   "token_cross_entropy",
   "token_sums",
   "unigram",
@@ -47,6 +48,7 @@ class LossRow:
   section: import path of the record of its optional config section, config.NAME; "": no settings of its own.
   answered_by_heads: whether its batches have labels for heads.
   beside_tokens: whether batches with labels for heads also have tokens to predict.
+  derives_tokens: whether the loss also predicts the tokens that the batches contain as inputs.
   compares_texts: whether its batches have pairs of texts.
   """
 
@@ -54,6 +56,7 @@ class LossRow:
   section: str = ""
   answered_by_heads: bool = False
   beside_tokens: bool = False
+  derives_tokens: bool = False
   compares_texts: bool = False
 
 
@@ -65,6 +68,7 @@ _ROWS = {
   "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
   "electra": LossRow("t2t.losses.electra:Electra", section="t2t.losses.electra:ElectraConfig"),
   "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
+  "heads_and_lm": LossRow("t2t.losses.heads_and_lm:HeadsAndLm", answered_by_heads=True, derives_tokens=True),
   "multi_token": LossRow("t2t.losses.multi_token:MultiToken", section="t2t.losses.multi_token:MultiTokenConfig"),
   "sift": LossRow("t2t.losses.sift:Sift", section="t2t.losses.sift:SiftConfig", answered_by_heads=True),
   "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True, beside_tokens=True),
@@ -83,6 +87,11 @@ def answered_by_heads(name: str) -> bool:
 def answered_by_heads_alone(name: str) -> bool:
   """Returns True if batches of the loss have labels for heads, and no tokens to predict."""
   return answered_by_heads(name) and not _ROWS[name].beside_tokens
+
+
+def trains_tokens(name: str) -> bool:
+  """Returns True if the model learns to predict tokens, possibly besides its heads."""
+  return not answered_by_heads_alone(name) or _ROWS[name].derives_tokens
 
 
 def compares_texts(name: str) -> bool:

@@ -500,8 +500,7 @@ class HeadLosses:
       loss, right, examples = sums
       total_metrics = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
       metrics = total_metrics | (metrics if len(added) > 1 else {})
-    else:
-      terms, metrics = self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
+    terms, metrics = self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
     return self.auxiliary.joined(terms, metrics, outputs.aux, batch, weights)
 
   def _of_tokens(self, train: bool) -> CrossEntropyConfig:
@@ -510,6 +509,9 @@ class HeadLosses:
     return self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
 
   def _with_tokens(self, module, hidden, batch, weights, terms, metrics, *, train: bool):
+    """Adds the term of predicted tokens, if the loss has one, and the metrics of this term."""
+    if self.tokens is None:
+      return terms, metrics
     config = self._of_tokens(train)
     side = predicted_side(batch)
     loss_weights = batch[f"{side}_loss_weights"].astype(jnp.float32)

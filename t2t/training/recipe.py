@@ -150,6 +150,7 @@ class Recipe:
       shardings,
       num_microbatches=train.microbatches,
       skip_not_finite=self.config.nan_policy.on_nonfinite == "skip",
+      term_weights=train.term_weights,
       collections=self.collections,
     )
     evaluate = train_step.make_eval_step(graphdef, self.loss, self.collections)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from t2t import UserError, did_you_mean, sharding
 from t2t import metrics as metrics_lib
-from t2t import sharding
 from t2t.losses import Loss, Weights
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
@@ -122,6 +122,21 @@ def gradient(
   return grads, metrics
 
 
+def weighted(terms: Mapping[str, jax.Array], term_weights: Mapping[str, float]) -> dict[str, jax.Array]:
+  """Returns the terms, each times its factor.
+
+  Raises:
+    UserError: a factor is of a term that the loss does not have.
+  """
+  for name, factor in term_weights.items():
+    if name not in terms:
+      raise UserError(
+        f"config.train.term_weights.{name}={factor}: the loss has no such term{did_you_mean(name, terms) or '.'} "
+        f"Terms: {', '.join(terms)}."
+      )
+  return {name: term * term_weights[name] if name in term_weights else term for name, term in terms.items()}
+
+
 def make_train_step(
   graphdef: nnx.GraphDef,
   loss: Loss,
@@ -130,6 +145,7 @@ def make_train_step(
   *,
   num_microbatches: int = 1,
   skip_not_finite: bool = False,
+  term_weights: Mapping[str, float] | None = None,
   collections: state_collections.Collections = state_collections.NONE,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
   """Returns the compiled update: (state, batch, key) -> (next state, metrics); the memory of the old state is reused.
@@ -146,6 +162,7 @@ def make_train_step(
     num_microbatches: a divisor of the batch; divides the memory for activations.
     skip_not_finite: skips the update if the loss or the gradient norm is not finite; see `_select`. States that rows
       carry advance even so. Rows whose state is not finite begin with zeros in the next step.
+    term_weights: factors of terms of the loss, by name; other terms have 1.
     collections: of the state, see `state_collections`.
 
   Returns:
@@ -159,7 +176,8 @@ def make_train_step(
       read = state_collections.forward(collections, state.collections, params)
       module = dataclasses.replace(state, params=read).model(graphdef)
       outputs: Any = loss(module, batch, weights, key=key, train=True)
-      return outputs
+      terms, metrics = outputs
+      return weighted(terms, term_weights or {}), metrics
 
     grads, metrics = gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
     carried: dict[str, Any] = {name: metrics.pop(name) for name in batch if name.startswith(CARRIED)}
