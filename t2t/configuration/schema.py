@@ -169,6 +169,10 @@ class DataConfig:
   )
   train_split: str = key("train", "training split of the mixture; a benchmark also accepts a slice: train[:100]")
   eval_split: str = key("validation", "evaluation split of the mixture")
+  max_train_examples: int = key(
+    -1, "number of training examples of each task, balanced over classes; for few labels; -1: all"
+  )
+  subset_seed: int = key(0, "seed that draws the examples of max_train_examples", least=0)
   cache_dir: str = key("", "directory written by `t2t cache`, with examples of the mixture's tasks; empty: no cache")
   benchmark_dirs: Mapping[str, str] = key(
     {}, "directory of a benchmark's released files (superglue=DIR); empty: TensorFlow Datasets"
@@ -227,6 +231,17 @@ class DataConfig:
       raise UserError(
         f"config.data.{key}={getattr(self, key)} applies only to tables, but config.data.labels is empty. Set "
         "config.data.labels, for example --config.data.labels=auto."
+      )
+    if self.max_train_examples != -1 and self.max_train_examples < 1:
+      raise UserError(
+        f"config.data.max_train_examples={self.max_train_examples} must be at least 1, or -1 for all examples"
+      )
+    if not 0 <= self.subset_seed < 2**31:
+      raise UserError(f"config.data.subset_seed={self.subset_seed} must be from 0 to {2**31 - 1}")
+    if self.max_train_examples != -1 and self.cache_dir:
+      raise UserError(
+        f"config.data.max_train_examples={self.max_train_examples} chooses among records, but the tasks of "
+        f"config.data.cache_dir={self.cache_dir} are read from a cache of tokens. Leave one of the keys out."
       )
     if not self.translation:
       raise UserError(
@@ -433,6 +448,22 @@ class TrainConfig:
     1, "steps between rows in metrics.jsonl and TensorBoard; the last step is always logged", least=1
   )
 
+  def __post_init__(self) -> None:
+    # An entry of the command line is a text.
+    weights = {name: _factor(f"config.train.term_weights.{name}", x) for name, x in sorted(self.term_weights.items())}
+    object.__setattr__(self, "term_weights", weights)
+
+
+def _factor(where: str, value: object) -> float:
+  """Returns a factor of at least 0, typed or as a text."""
+  try:
+    factor = float(str(value))
+  except ValueError:
+    factor = math.nan
+  if not 0.0 <= factor < math.inf:
+    raise UserError(f"{where}={value} must be a number of at least 0")
+  return factor
+
 
 @dataclasses.dataclass(frozen=True)
 class NanPolicyConfig:
@@ -453,22 +484,6 @@ class NanPolicyConfig:
   )
   spike_window: int = key(128, "number of previous steps for mean and deviation of the loss", least=2)
   on_spike: str = key("warn", "response to a spike: warn, stop, or rollback", choices=("warn", "stop", "rollback"))
-
-  def __post_init__(self) -> None:
-    # An entry of the command line is a text.
-    weights = {name: _factor(f"config.train.term_weights.{name}", x) for name, x in sorted(self.term_weights.items())}
-    object.__setattr__(self, "term_weights", weights)
-
-
-def _factor(where: str, value: object) -> float:
-  """Returns a factor of at least 0, typed or as a text."""
-  try:
-    factor = float(str(value))
-  except ValueError:
-    factor = math.nan
-  if not 0.0 <= factor < math.inf:
-    raise UserError(f"{where}={value} must be a number of at least 0")
-  return factor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ def settings(
   left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table"}
   left_out |= {key for key in ("both_directions", "language_tags", "continuous_rows") if not getattr(data, key)}
   left_out |= {key for key in ("mask_rate", "random_rate") if getattr(data, key) < 0}
+  left_out |= {"max_train_examples", "subset_seed"} if data.max_train_examples == -1 else set()
   source = run_sources.of(data)
   left_out |= {"sources"} | (run_sources.IDENTITY_KEYS - source.identity_keys())
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
@@ -79,5 +80,5 @@ def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -
   """Returns the file contents of a user's task, if its source is one of seqio's file sources."""
   if not isinstance(named.unwrapped(source), seqio.FileDataSource):
     return {}
-  listed = task_resolution.shards([source], splits)
+  listed = task_resolution.shards([named.unwrapped(source)], splits)
   return {where: file_fingerprints.Contents(listed, where=where)} if listed else {}

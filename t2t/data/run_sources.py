@@ -246,6 +246,10 @@ def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolu
   provider = _guarded(
     data, task_resolution.adapt(provider, vocabulary=vocabulary, folders=data.benchmark_dirs, **splits)
   )
+  if data.max_train_examples != -1:
+    from t2t.data import train_subset
+
+    provider = train_subset.limited(provider, data)
   if not data.cache_dir:
     return provider
   from t2t.data import offline_cache
@@ -280,6 +284,12 @@ class Text(RunSource):
       raise UserError(
         f"config.data.cache_dir={data.cache_dir} is for registered tasks, but config.data.files is set. Leave out "
         "config.data.cache_dir, or register a task for the files."
+      )
+    if data.max_train_examples != -1:
+      raise UserError(
+        f"config.data.max_train_examples={data.max_train_examples} is for tasks with answers, but {self.key} is text "
+        "to pre-train on. Leave the key out, or name a task with config.data.mixture or a table with "
+        "config.data.labels=auto."
       )
     vocabulary = self.vocabulary()
     return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))

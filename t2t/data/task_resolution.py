@@ -295,7 +295,7 @@ def folders_read(provider: Provider, splits: Sequence[str]) -> dict[str, tuple[s
   """Returns the released files that the tasks read: config key -> the user's folder, and its files."""
   read: dict[str, tuple[str, set[str]]] = {}
   for task in tasks_of(provider):
-    source = task.source
+    source = named_sources.unwrapped(task.source)
     if isinstance(source, named_sources.FolderSource) and source.folder:
       _, files = read.setdefault(f"config.data.benchmark_dirs.{source.folder_key}", (source.folder, set()))
       files.update(path for split in splits if split in source.splits for path in source.files_of(split))
@@ -329,7 +329,8 @@ def check(provider: Provider, splits: Mapping[str, str], *, where: str) -> None:
       )
   for key, split in splits.items():
     for task in tasks:
-      if isinstance(task.source, named_sources.FolderSource) and task.source.folder:
+      source = named_sources.unwrapped(task.source)
+      if isinstance(source, named_sources.FolderSource) and source.folder:
         task.source.num_input_examples(split)  # reads the files
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
     if split not in provider.splits:
@@ -363,6 +364,7 @@ def num_examples(provider: Provider, split: str) -> int | None:
 
 
 def _count(source: seqio.DataSource, split: str) -> int | None:
-  is_counted = isinstance(named_sources.unwrapped(source), seqio.FunctionDataSource)  # a given number, or None
-  is_counted |= isinstance(source, named_sources.FolderSource) and bool(source.folder)
+  inner = named_sources.unwrapped(source)
+  is_counted = isinstance(inner, seqio.FunctionDataSource)  # a given number, or None
+  is_counted |= isinstance(inner, named_sources.FolderSource) and bool(inner.folder)
   return source.num_input_examples(split) if is_counted else None
