@@ -20,6 +20,7 @@ SUBCOMMANDS = {
   "train": ("t2t.commands.train", "pre-train or fine-tune a model; the same command again resumes"),
   "eval": ("t2t.commands.eval", "evaluate a checkpoint on SuperGLUE or other tasks"),
   "compare": ("t2t.commands.compare", "test whether two evaluated checkpoints differ on the same items"),
+  "curve": ("t2t.commands.curve", "fine-tune with few examples: score by number of examples"),
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "infer": ("t2t.commands.infer", "predict each line of a file, or serve a web page and an HTTP API"),
   "embed": ("t2t.commands.embed", "write a vector for each line of a file, or probe layers for a task"),
