@@ -201,7 +201,9 @@ def _form_schema(way: batch_inference.Way, adapters: list[str]) -> dict[str, Any
   form = way.form
   text = request_schema.Field(form.field, "string", "The text.", filled=True).schema()
   several = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+  bounds = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}
   kinds = {"context": {"type": "string"}, jsonl_io.ADAPTER: {"enum": adapters}}
+  kinds["spans"] = {"type": "array", "items": bounds, "minItems": 2, "maxItems": 2}
   properties = {form.field: text} | {name: several for name in form.lists}
   properties |= {name: kinds.get(name, several) for name in (*form.needs, *form.may)}
   column = {"type": ["string", "number", "array", "object"]}  # as in the table that the model was fine-tuned on
