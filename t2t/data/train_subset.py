@@ -168,13 +168,13 @@ def _labels(task: seqio.Task, records: tf.data.Dataset) -> list[tuple[np.int64, 
     labels = examples.map(lambda example: (index, *_class_of(example)))
     return labels.filter(lambda index, label, is_answered: is_answered)
 
-  found = records.enumerate().interleave(
+  labelled = records.enumerate().interleave(
     tf.autograph.experimental.do_not_convert(of_record),
     cycle_length=_SIDE_BY_SIDE,
     num_parallel_calls=tf.data.AUTOTUNE,
     deterministic=True,
   )
-  return sorted((index, label) for index, label, _ in found.as_numpy_iterator())
+  return sorted((index, label) for index, label, _ in labelled.as_numpy_iterator())
 
 
 def _class_of(example: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -118,14 +118,14 @@ def points(cells: Sequence[Cell]) -> list[Point]:
   """
   from scipy import special
 
-  found = []
+  curve = []
   for examples in sorted({cell.examples for cell in cells}):
     scores = np.array([cell.score for cell in cells if cell.examples == examples])
     number = len(scores)
     quantile = float(special.stdtrit(number - 1, (1 + _PROBABILITY) / 2)) if number > 1 else math.nan
     margin = quantile * float(np.std(scores, ddof=1)) / math.sqrt(number) if number > 1 else math.nan
-    found.append(Point(examples, number, float(np.mean(scores)), margin))
-  return found
+    curve.append(Point(examples, number, float(np.mean(scores)), margin))
+  return curve
 
 
 def table(cells: Sequence[Cell]) -> list[str]:

@@ -29,7 +29,7 @@ def rows_of(folder):
 
 
 def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
-  """One row and no checkpoints per run; the same command repeats none, and another size adds its own runs."""
+  """Each run has a row and no checkpoints; the same command repeats none, and another size adds its own runs."""
   assert command.main(arguments(tmp_path, "--sizes=4,16", "--seeds=2")) == 0
   said = capsys.readouterr()
   assert "run 1 of 4: 4 examples, seed 0" in said.err

@@ -100,7 +100,7 @@ def test_a_task_with_few_examples(capsys):
 
 
 def test_answers_without_classes_are_drawn_alike():
-  """Of a generated text every record counts; a mixture limits each of its tasks."""
+  """Every record of generated text counts; a mixture limits each of its tasks."""
   texts = lambda dataset: dataset.map(lambda x: {"inputs": x["text"], "targets": tf.strings.as_string(x["idx"])})
   few = train_subset.limited(seqio.Mixture("both", [(task("a", [texts]), 1.0), (task("b"), 1.0)]), config(5))
   first, second = (read(each) for each in sorted(few.tasks, key=lambda each: each.name))

@@ -99,7 +99,7 @@ def test_a_training_step_applies_factors():
 
 
 def test_factors_are_numbers():
-  """Of a config or of the command line."""
+  """In a config and on the command line."""
   config = override(load_config("tiny"), ["--config.train.term_weights.loss=0.5"])
   assert records(config).train.term_weights == {"loss": 0.5}
   assert TrainConfig(term_weights={"lm": 2}).term_weights == {"lm": 2.0}

@@ -118,7 +118,7 @@ def test_the_numbers_of_pytorch_crf():
 
 
 def test_the_gradient_is_that_of_finite_differences():
-  """Of logits and of all scores of transitions."""
+  """For logits and for all scores of transitions."""
   transitions, logits = random_transitions(3), np.nan_to_num(logits_of(3))
   tags = np.random.default_rng(3).integers(0, 3, AT.shape)
 

@@ -25,7 +25,7 @@ def cells_of(**scores):
 
 
 def test_the_interval_is_students():
-  """As scipy.stats.t.interval has it; one seed has none. The docstring's numbers."""
+  """It equals scipy.stats.t.interval; one seed has none. The docstring's numbers."""
   random = np.random.default_rng(0).normal(70, 5, 6).tolist()
   first, second, third = learning_curve.points(cells_of(n16=[60.0, 70.0, 80.0], n64=random, n256=[81.0]))
   assert (first.examples, first.seeds, first.mean) == (16, 3, 70.0)

@@ -439,7 +439,7 @@ def test_noise_is_the_published_unless_given():
 
 
 def test_rates_of_the_replacement_have_published_values():
-  """Of BERT and of T5's variant; a rate out of range, a sum above 1 or an objective without them is an error."""
+  """BERT's and those of T5's variant; a rate out of range, a sum above 1 or an objective without them is an error."""
   rates = lambda name, **options: tuple(keywords(name, **options)[key] for key in ("mask_rate", "random_rate"))
   encoders = ("masked_lm", "unilm", "masked_lm_sop", "span_masked_lm_sbo", "translation_lm", "annotated_masked_lm")
   assert {rates(name) for name in (*encoders, "masked_next_token", "masked_lm_seq2seq")} == {(0.8, 0.1)}
