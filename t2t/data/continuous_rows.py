@@ -53,4 +53,6 @@ def arranged(dataset: tf.data.Dataset, rows: int) -> tf.data.Dataset:
     return features | {f"{side}_continues": tf.cast(continues, tf.int32)[:, None]}
 
   # The filter keeps TensorFlow from fusing a map with the batch, which would allocate memory for the most rows.
-  return dataset.filter(lambda _: True).batch(_MOST_ROWS).map(tf.autograph.experimental.do_not_convert(arrange)).unbatch()
+  return (
+    dataset.filter(lambda _: True).batch(_MOST_ROWS).map(tf.autograph.experimental.do_not_convert(arrange)).unbatch()
+  )
