@@ -57,6 +57,7 @@ FLOORS = (
   "data.stage_iterator",
   "data.offline_cache",
   "data.beam_caching",
+  "data.train_subset",
   "data.run_sources",
   "data.task_ids",
   "data.fingerprint",

@@ -169,9 +169,7 @@ class DataConfig:
   )
   train_split: str = key("train", "training split of the mixture; a benchmark also accepts a slice: train[:100]")
   eval_split: str = key("validation", "evaluation split of the mixture")
-  max_train_examples: int = key(
-    -1, "number of training examples of each task, balanced over classes; for few labels; -1: all"
-  )
+  max_train_examples: int = key(-1, "training examples of each task, balanced over classes; -1: all")
   subset_seed: int = key(0, "seed that draws the examples of max_train_examples", least=0)
   cache_dir: str = key("", "directory written by `t2t cache`, with examples of the mixture's tasks; empty: no cache")
   benchmark_dirs: Mapping[str, str] = key(
@@ -200,12 +198,8 @@ class DataConfig:
   )
   noise_density: float = key(0.0, "fraction of tokens to mask, from 0 to 1; 0: the objective's published value (0.15)")
   mean_noise_span_length: float = key(0.0, "mean span length in tokens; 0: the objective's published value (3)")
-  mask_rate: float = key(
-    -1.0, "masked LM: fraction of the tokens to predict that become masks; -1: the objective's published value (0.8)"
-  )
-  random_rate: float = key(
-    -1.0, "masked LM: fraction that become random tokens; the rest stays unchanged; -1: the published value (0.1)"
-  )
+  mask_rate: float = key(-1.0, "masked LM: fraction of predicted tokens that become masks; -1: as published (0.8)")
+  random_rate: float = key(-1.0, "masked LM: fraction that become random tokens; -1: as published (0.1)")
   pack: bool = key(False, "pack several short examples into one row; False: text is concatenated and split")
   continuous_rows: bool = key(
     False, "row i of a batch continues row i of the batch before, for models with a memory; False: shuffled rows"
@@ -424,9 +418,7 @@ class TrainConfig:
   loss: str = key(
     "", "empty: heads if the examples have labels of heads, else cross_entropy", table="t2t.losses:LOSSES"
   )
-  term_weights: Mapping[str, float] = key(
-    {}, "factor of a term of the loss, by its name: term_weights.lm=0.5; terms without an entry have 1"
-  )
+  term_weights: Mapping[str, float] = key({}, "factor of a term of the loss, by name: term_weights.lm=0.5; else 1")
   z_loss: float = key(1e-4, "coefficient of log(Z)**2 in the loss; keeps logits near zero; 0: off")
   label_smoothing: float = key(0.0, "fraction of the target distribution spread over the vocabulary; training only")
   logits_chunk_tokens: int = key(256, "target positions per batch shard with logits in memory at one time", least=1)
@@ -564,17 +556,9 @@ class EvalConfig:
   method: str = key(
     "", "generate: decode tokens; rank: score the options of the task; head; t2t eval: loss, of text; empty: as trained"
   )
-  normalize: str = key(
-    "",
-    "score of ranked options: sum of log p, mean over tokens, log p by UTF-8 bytes, or unconditional: minus log p "
-    "after a neutral context (PMI); empty: sum for generative models, mean for encoders",
-  )
+  normalize: str = key("", "score of ranked options: sum, mean, bytes or unconditional (docs/scoring.md); empty: usual")
   neutral_context: str = key("", 'neutral context of normalize=unconditional, "Answer:"; empty: an empty input')
-  pseudo_likelihood: str = key(
-    "",
-    "masks of an encoder that ranks: pll_word_l2r (a token and the rest of its word), pll (a token), joint (the whole "
-    "option); empty: pll_word_l2r",
-  )
+  pseudo_likelihood: str = key("", "masks of an encoder that ranks: pll, joint, pll_word_l2r; empty: pll_word_l2r")
   num_beams: int = key(1, "beams of beam search; 1: greedy decoding")
   length_penalty: float = key(0.6, "exponent of beam search: scores are divided by ((5 + length) / 6) ** penalty")
   num_shots: int = key(0, "training examples with answers before each input; 0: zero-shot")

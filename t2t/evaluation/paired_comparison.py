@@ -40,7 +40,7 @@ class Predictions:
 
   @property
   def has_statistics(self) -> bool:
-    """Whether the file has statistics of items; earlier versions wrote none."""
+    """Returns True if the file has statistics of items; earlier versions wrote none."""
     return "statistics" in self.items[0]
 
   def statistics(self, *, of_metrics: bool) -> dict[str, Statistics]:
