@@ -30,7 +30,7 @@ _LAST_WORDS_SECONDS = 3.0
 _ECHO_SECONDS = 1.0  # maximum delay between duplicates of one request
 
 _HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NOTHING_SAVED = "nothing was saved; the same command starts from the beginning"
+_NOTHING_SAVED = "nothing new was saved; the same command starts where this one started"
 _CLOSE, _LOOK = 0, 255  # bytes of the pipe that are not signals: the command has ended; the deadline has changed
 
 

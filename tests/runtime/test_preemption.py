@@ -80,7 +80,7 @@ def test_where_there_is_nothing_to_save_it_ends(number):
   assert found == CODES[number] and "Traceback" not in said
   assert said.count("t2t train: ") == (2 if number == signal.SIGINT else 1)
   assert ("SIGINT: ending; again to end at once" in said) == (number == signal.SIGINT)
-  assert "nothing was saved; the same command starts from the beginning" in said
+  assert "nothing new was saved; the same command starts where this one started" in said
 
 
 def test_what_is_left_behind_is_told():
