@@ -224,7 +224,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
   free |= {"max_bad_record_fraction", "allow_changed_files", "repeat_warning_epochs", "sources", "mixing_unit", "alpha"}
   free |= {"dictionary", "switching_rate"}  # counted together
-  free.add("language")  # counts where tags name it
+  free |= {"language", "subset_seed"}  # count where tags name it, or a subset is drawn
   free |= {"labels", "columns", "prefix", "table"}  # of a table, which counts by `tables.identity`
 
   def identity(data, **options):
@@ -232,10 +232,12 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
     return identities.settings(data, pipeline.vocabulary(data), **options)
 
   own = identity(data)
+  few = [identity(dataclasses.replace(data, max_train_examples=3, subset_seed=seed)) for seed in (0, 1)]
+  assert few[0] != few[1]
   for key, value in dataclasses.asdict(data).items():
     if key not in free:
       other = (not value) if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else value + 1
-      other = "causal_lm" if key == "objective" else other  # an existing objective
+      other = {"objective": "causal_lm", "max_train_examples": 3}.get(key, other)  # valid values
       assert identity(dataclasses.replace(data, **{key: other})) != own, key
   marked = dataclasses.replace(data, objective="annotated_masked_lm")
   pairs = dataclasses.replace(data, objective="translation_lm", translation=".txt=.fr.txt")

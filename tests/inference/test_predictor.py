@@ -119,14 +119,14 @@ def test_scores_are_log_probabilities(kind):
 def test_two_streams_predict_a_mask_without_reading_it():
   """A model of orders of tokens was never trained on a mask: its vector changes no score, but the prompt does."""
   scorer, params = predictor_of("xlnet")
-  pairs = [([7, 8, 9], [3, 4]), ([5, 8, 9], [3, 4])]
-  scores = scorer.log_likelihood(params, pairs)
+  rows = [predictor.ScoredRow([7, 8, 9], [3, 4]), predictor.ScoredRow([5, 8, 9], [3, 4])]
+  scores = scorer.likelihoods(params, rows)[0]
   table = params["embed"]["table"]
   params["embed"]["table"] = table.at[FRAMING.mask_id].add(1.0)
   params["head"]["bias"] = params["head"]["bias"].at[FRAMING.mask_id].add(-1e9)  # its logit is tied to the vector
-  changed = scorer.log_likelihood(params, pairs)
+  changed = scorer.likelihoods(params, rows)[0]
   hidden_once = params | {"embed": params["embed"] | {"table": table}}
-  np.testing.assert_allclose(changed, scorer.log_likelihood(hidden_once, pairs), rtol=1e-5)
+  np.testing.assert_allclose(changed, scorer.likelihoods(hidden_once, rows)[0], rtol=1e-5)
   assert abs(scores[0] - scores[1]) > 1e-3
 
 
