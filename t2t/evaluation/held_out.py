@@ -4,6 +4,7 @@ Rows are those of evaluation during training. With a memory each row of a batch 
 begins with an empty memory, as published perplexities of Transformer-XL are measured (Dai et al. 2019).
 """
 
+import dataclasses
 import json
 import math
 
@@ -56,7 +57,9 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
     recipe.check_sizes(config, mesh)
     recipe.check_lengths(config, mesh)
     held_out = train_data.eval_batches(config, mesh)
-    model = pretrained.load(source, mesh)
+    # The memory may have another length than in training; parameters do not depend on it.
+    model_config = dataclasses.replace(source.model, memory_length=config.model.memory_length)
+    model = pretrained.load(dataclasses.replace(source, model=model_config), mesh)
     collections = {name: value for name, value in built.collections.items() if value.by_row}
     state = TrainState(jnp.zeros((), jnp.int32), model.params, {}, (), dict.fromkeys(collections, {}))
     step = train_step.make_eval_step(model.graphdef, losses.without_auxiliary(built.loss), collections)

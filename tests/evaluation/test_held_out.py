@@ -42,7 +42,7 @@ def test_the_loss_of_a_checkpoint_is_that_of_its_last_evaluation(text, tmp_path,
   assert found["metrics"]["targets"] > 10_000 and found["memory_length"] == 40
   longer = measured("--config.model.memory_length=80")
   assert longer["memory_length"] == 80 and longer["metrics"]["loss"] != found["metrics"]["loss"]
-  assert measured("--config.eval.max_examples=8")["metrics"]["targets"] == 8 * 32
+  assert 0 < measured("--config.eval.max_examples=8")["metrics"]["targets"] <= 8 * 32
   capsys.readouterr()
   assert command.main(of("--config.train.loss=multi_token", "--config.model.memory_length=0")) != 0
   assert "config.train.loss" in capsys.readouterr().err

@@ -54,6 +54,7 @@ _XL = (
   *test_train.SMALL,
   "--config.model.num_decoder_layers=2",
   "--config.model.memory_length=40",
+  "--config.model.init_scale=0.5",
   "--config.model.dropout_rate=0.0",
   "--config.data.mixture=",
   "--config.data.num_streams=0",
