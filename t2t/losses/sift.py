@@ -101,7 +101,7 @@ class Sift(HeadLosses):
     """
     settings, feature = self.settings, f"{module.architecture.answers}_perturbation"
     noise_key, *dropout_keys = jax.random.split(key, 1 + settings.steps)
-    shape = (*batch[f"{module.architecture.answers}_input_tokens"].shape, module.embed.added_width)
+    shape = (*batch[f"{module.architecture.answers}_input_tokens"].shape, module.input_embed.added_width)
     noise = jnp.clip(jax.random.normal(noise_key, shape), -2.0, 2.0)
     # Constant parameters: the search is not differentiated again, which kernels with their own gradient cannot be.
     graphdef, params = nnx.split(module, graph=False)

@@ -60,6 +60,19 @@ def symmetric_kl(p, q):
   return float(np.sum(p * np.log(p / q)) + np.sum(q * np.log(q / p)))
 
 
+def test_the_perturbation_has_the_width_of_the_embedding_that_heads_read():
+  """An encoder may have another width than the decoder, whose embedding is not perturbed."""
+  loss, graphdef, params, batch = case("t5gemma")
+
+  def compute(params):
+    module = nnx.merge(graphdef, params)
+    return loss.perturbation(module, batch, predictions(module, batch), key=toy.key())
+
+  assert loss.config.encoder_embed_dim not in (0, loss.config.embed_dim)
+  shapes = jax.tree.map(lambda x: x.shape, jax.eval_shape(compute, params))
+  assert shapes == {"encoder_perturbation": (3, 8, loss.config.encoder_embed_dim)}
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", ["bert", "t5_1_1", "local_prefix_lm"])
