@@ -104,10 +104,10 @@ class Moe(FeedForward):
     # Each device assigns and copies its own rows; the compiler would partition these gathers badly.
     per_row = lambda function, *in_axes: _on_rows(function, batch, in_axes)
     assign = functools.partial(_slots_of, num_experts=config.moe_experts, capacity=capacity)
-    fill = functools.partial(_fill_slots, num_slots=num_slots)
     matrices = ("batch", None, None)
-    slot = per_row(assign, matrices)(routed)
-    rows, scale = per_row(fill, matrices, matrices, matrices)(x, gates, slot)
+    vectors = ("batch", None)
+    slot, chosen = per_row(assign, matrices)(routed)
+    rows, scale = per_row(_fill_slots, matrices, matrices, matrices, vectors)(x, gates, slot, chosen)
     rows = rows.reshape(batch, config.moe_experts, capacity, embed)
     scale = scale.reshape(batch, config.moe_experts, capacity, 1)
     scale = scale if keep is None else scale * keep[:, None, None]
@@ -117,7 +117,7 @@ class Moe(FeedForward):
     product = lambda rows, name: jnp.einsum("becx,exy->becy", rows, weights[name])
     y = _mlp(config, to_experts(rows), product, scale, ("expert_rows", "experts", None, "mlp"))
     y = sharding.shard(to_experts(y), "batch", None, None, "embed").reshape(batch, num_slots, embed)
-    y = per_row(_read_slots, matrices, matrices)(y, slot)
+    y = per_row(jax.vmap(_from_slots), matrices, matrices, vectors)(y, slot, chosen)
     return y, jnp.swapaxes(slot < num_slots, 1, 2)
 
   def _dropless(self, x: jax.Array, routed: jax.Array, gates: jax.Array, keep: jax.Array | None) -> jax.Array:
@@ -337,31 +337,26 @@ def _on_rows(function: Callable[..., jax.Array], batch: int, in_axes: tuple[tupl
   return sharding.per_device(function, in_axes, ("batch",))
 
 
-def _slots_of(routed: jax.Array, *, num_experts: int, capacity: int) -> jax.Array:
-  """Returns the slot of each choice, int [batch, choices, length], expert * capacity + rank; the number for none."""
+def _slots_of(routed: jax.Array, *, num_experts: int, capacity: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the slot of each choice, int [batch, choices, length], expert * capacity + rank, or the number for none;
+  and the choice in each slot, see `_choice_of_slot`.
+  """
+  num_slots = num_experts * capacity
 
   def of_row(routed):
     expert = routed.reshape(-1)
     rank, _ = _ranks(expert, num_experts)
     has_slot = (rank < capacity) & (expert < num_experts)
-    return jnp.where(has_slot, expert * capacity + rank, num_experts * capacity).reshape(routed.shape).T
+    slot = jnp.where(has_slot, expert * capacity + rank, num_slots).reshape(routed.shape).T
+    return slot, _choice_of_slot(slot, num_slots)
 
   return jax.vmap(of_row)(routed)
 
 
-def _fill_slots(x: jax.Array, gates: jax.Array, slot: jax.Array, *, num_slots: int) -> tuple[jax.Array, jax.Array]:
+def _fill_slots(x: jax.Array, gates: jax.Array, slot: jax.Array, choice: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the token and the gate of each slot, [batch, slots, embed] and [batch, slots]; zeros in empty slots."""
-
-  def of_row(x, gates, slot):
-    choice = _choice_of_slot(slot, num_slots)
-    return _to_slots(x, slot, choice), _in_slot_order(gates.T, slot, choice)
-
-  return jax.vmap(of_row)(x, gates, slot)
-
-
-def _read_slots(y: jax.Array, slot: jax.Array) -> jax.Array:
-  """Returns the sum of each token's slots, [batch, length, embed]."""
-  return jax.vmap(lambda y, slot: _from_slots(y, slot, _choice_of_slot(slot, y.shape[0])))(y, slot)
+  of_row = lambda x, gates, slot, choice: (_to_slots(x, slot, choice), _in_slot_order(gates.T, slot, choice))
+  return jax.vmap(of_row)(x, gates, slot, choice)
 
 
 def _ranks(expert: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
