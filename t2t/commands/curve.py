@@ -15,7 +15,7 @@ from t2t.configuration.loading import flat, records
 from t2t.configuration.schema import Config
 from t2t.reports import learning_curve
 from t2t.reports.learning_curve import Cell
-from t2t.runtime import console, hosts
+from t2t.runtime import hosts
 from t2t.storage import gcs
 from t2t.training.train import train
 
@@ -67,14 +67,14 @@ def run(
   for number, (examples, seed) in enumerate(wanted, start=1):
     which = f"run {number} of {len(wanted)}: {examples:,} examples, seed {seed}"
     if cell := finished.get((examples, seed)):
-      _say(f"{which}: finished, {cell.metric} {cell.score:.4g}")
+      hosts.log_once(f"curve: {which}: finished, {cell.metric} {cell.score:.4g}")
       continue
-    _say(which)
+    hosts.log_once(f"curve: {which}")
     of_run = folder / f"examples-{examples}" / f"seed-{seed}"
     train(cell_config(config, examples, seed), str(of_run))
     cell = learning_curve.of_run(of_run, examples, seed, metric=metric, best=best)
     finished[examples, seed] = cell
-    _say(f"{which}: {cell.metric} {cell.score:.4g} at step {cell.step:,}")
+    hosts.log_once(f"curve: {which}: {cell.metric} {cell.score:.4g} at step {cell.step:,}")
     if is_first:
       _publish(folder, list(finished.values()))
       # The row is written, so that the run is not needed again.
@@ -83,11 +83,6 @@ def run(
   if is_first:
     _publish(folder, list(finished.values()))
   return [finished[pair] for pair in wanted]
-
-
-def _say(text: str) -> None:
-  if jax.process_index() == 0:
-    console.tell(f"curve: {text}")
 
 
 def _publish(folder: epath.Path, cells: Sequence[Cell]) -> None:

@@ -67,7 +67,7 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
   loss, accuracy = (float(metrics[name].value()) for name in ("loss", "accuracy"))
   values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
   values["targets"] = float(metrics["loss"].weight)
-  settings = {key: getattr(config.model, key) for key in ("memory_length",)} | {"batch_size": batch_size}
+  settings = {"memory_length": config.model.memory_length, "batch_size": batch_size}
   hosts.log_once(
     f"held-out loss {loss:.4f} nats per target token, perplexity {values['perplexity']:.4g}, token accuracy "
     f"{accuracy:.1%}, over {values['targets']:,.0f} target tokens"

@@ -100,8 +100,12 @@ class AttentionMask:
     """Returns the index of each query among the keys, int [query]; all beams have the same."""
     if self.ancestors is not None:
       return jnp.zeros(query_length, jnp.int32) + self.query_offset
+    return self.query_places(query_length) + self.query_offset
+
+  def query_places(self, query_length: int) -> jax.Array:
+    """Returns the index of each query among the queries of its stream, int [query]."""
     places = jnp.arange(query_length // self.streams)
-    return (jnp.concatenate([places] * self.streams) if self.streams > 1 else places) + self.query_offset
+    return jnp.concatenate([places] * self.streams) if self.streams > 1 else places
 
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
     """Returns bool, broadcastable to [batch, heads, query, key]; None if nothing is masked."""

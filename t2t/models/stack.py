@@ -519,8 +519,7 @@ class Stack(nnx.Module):
 
   def _positions(self, x: jax.Array, mask: AttentionMask) -> jax.Array:
     """Returns the position of each query in its text, int [batch or 1, length], after learned keys."""
-    places = jnp.tile(jnp.arange(x.shape[1] // mask.streams), mask.streams)
-    return self.front + (places[None] if mask.positions is None else mask.positions)
+    return self.front + (mask.query_places(x.shape[1])[None] if mask.positions is None else mask.positions)
 
   def _loop(self, run: Callable, x: Any, layer_inputs: dict[str, Any], *, apart: bool) -> tuple[Any, Any]:
     """Runs layers in sequence; `layer_inputs`: argument -> values of these layers, stacked, or tuples if `apart`."""

@@ -12,6 +12,10 @@ from t2t.data.objectives import chunking, corruption, masking
 Features = dict[str, tf.Tensor]
 
 
+def _behind(x: tf.Tensor, end: tf.Tensor | int) -> tf.Tensor:
+  return tf.concat([tf.cast(x, tf.int32), [end]], 0)
+
+
 def bert_style_masked_only(
   dataset: tf.data.Dataset,
   sequence_length: Mapping[str, int],
@@ -44,11 +48,10 @@ def bert_style_masked_only(
     tokens = features["targets"]
     options = {"mask_rate": mask_rate, "random_rate": random_rate, "noise_density": noise_density}
     inputs, hidden = masking.hide(tokens, seed, mask_id=mask_id, ordinary_ids=ordinary_ids, **options)
-    behind = lambda x, end: tf.concat([tf.cast(x, tf.int32), [end]], 0)
     return {
-      "inputs": behind(inputs, vocabulary.eos_id),
-      "targets": behind(tokens, vocabulary.eos_id),
-      "loss_weights": behind(hidden, 0),
+      "inputs": _behind(inputs, vocabulary.eos_id),
+      "targets": _behind(tokens, vocabulary.eos_id),
+      "loss_weights": _behind(hidden, 0),
     }
 
   return corrupt(dataset)
@@ -91,12 +94,11 @@ def masked_lm_seq2seq(
     tokens = features["targets"]
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)
-    behind = lambda x, end: tf.concat([tf.cast(x, tf.int32), [end]], 0)
     return {
-      "inputs": behind(masking.replace(tokens, chosen, groups, seeds[1], **replacement), vocabulary.eos_id),
-      "targets": behind(tokens, vocabulary.eos_id),
-      "loss_weights": behind(chosen, 0),
-      "target_inputs": behind(tf.where(chosen, tokens, mask_id), mask_id),
+      "inputs": _behind(masking.replace(tokens, chosen, groups, seeds[1], **replacement), vocabulary.eos_id),
+      "targets": _behind(tokens, vocabulary.eos_id),
+      "loss_weights": _behind(chosen, 0),
+      "target_inputs": _behind(tf.where(chosen, tokens, mask_id), mask_id),
     }
 
   return corrupt(dataset)

@@ -265,7 +265,8 @@ _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
 # Fractions of the tokens to predict that become masks and random tokens, see `masking.replace`.
 _BERT_RULE = {"mask_rate": 0.8, "random_rate": 0.1}
-_T5_RULE = {"mask_rate": 0.9, "random_rate": 0.1}
+_BERT_MASKS = {**_BERT, **_BERT_RULE}
+_T5_MASKS = {**_BERT, "mask_rate": 0.9, "random_rate": 0.1}
 _MASS = {"noise_density": 0.5}
 # 512 tokens at density 0.5 in short spans need more than T5's 100 sentinels; its embedding of 32,128 rows has room.
 _MANY = 127
@@ -309,7 +310,7 @@ STRUCTURE = _class_head("structure", "next", "previous", "random")
 
 def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
   make = lambda **options: _of_ids("nsp_sop.masked_pairs")(task=_imported(task), choose=_imported(choose), **options)
-  return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, {**_BERT, **_BERT_RULE}, heads=(head,))
+  return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, _BERT_MASKS, heads=(head,))
 
 
 # Number of predicted tokens per span, from the command of SpanBERT's authors.
@@ -339,15 +340,13 @@ OBJECTIVES: dict[str, Objective] = {
     ("decoder_only",), _TEXT, _of_documents_with_eos("fill_in_the_middle.fill_in_the_middle")
   ),
   "next_token": _beside_each_other("masked_next_token.next_token"),
-  "masked_next_token": _beside_each_other("masked_next_token.masked_next_token", {**_BERT, **_BERT_RULE}),
+  "masked_next_token": _beside_each_other("masked_next_token.masked_next_token", _BERT_MASKS),
   "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
   "mass_in_place": _in_place("masked_seq2seq.mass_in_place", "target_places", published=_MASS),
-  "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published={**_BERT, **_T5_RULE}),
-  "bert_style_masked_only": _in_place(
-    "masked_seq2seq.bert_style_masked_only", "loss_weights", published={**_BERT, **_T5_RULE}
-  ),
+  "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published=_T5_MASKS),
+  "bert_style_masked_only": _in_place("masked_seq2seq.bert_style_masked_only", "loss_weights", published=_T5_MASKS),
   "masked_lm_seq2seq": _in_place(
-    "masked_seq2seq.masked_lm_seq2seq", "loss_weights", "target_inputs", published={**_BERT, **_BERT_RULE}
+    "masked_seq2seq.masked_lm_seq2seq", "loss_weights", "target_inputs", published=_BERT_MASKS
   ),
   "deshuffling": _denoiser("corruption.shuffle"),
   # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
@@ -362,14 +361,12 @@ OBJECTIVES: dict[str, Objective] = {
   "span_masked_lm": _masked("masking.word_spans"),
   "ngram_masked_lm": _masked("masking.word_ngrams"),
   "fragment_masked_lm": _masked("masking.one_fragment", _MASS),
-  "unilm": Objective(
-    _ENCODER, (*_ALIGNED, "token_types", "input_ranks"), _of_ids("unilm.unilm"), {**_BERT, **_BERT_RULE}
-  ),
+  "unilm": Objective(_ENCODER, (*_ALIGNED, "token_types", "input_ranks"), _of_ids("unilm.unilm"), _BERT_MASKS),
   "span_masked_lm_sbo": Objective(
     _ENCODER,
     (*_ALIGNED, *feature_spec.ANSWERED[1:]),
     _of_ids("masking.masked_spans"),
-    {**_BERT, **_BERT_RULE},
+    _BERT_MASKS,
     heads=(_BOUNDARIES,),
   ),
   "permuted_lm": Objective(
@@ -385,7 +382,7 @@ OBJECTIVES: dict[str, Objective] = {
     _ENCODER,
     _ALIGNED,
     _of_ids("entity_masking.annotated_masked_lm", first="entity_masking.tokenize"),
-    {**_BERT, **_BERT_RULE},
+    _BERT_MASKS,
     annotated=True,
   ),
   "text_to_text": _translated(),
@@ -393,7 +390,7 @@ OBJECTIVES: dict[str, Objective] = {
     _ENCODER,
     (*_ALIGNED, "token_types", "input_places"),
     _of_ids("translation.translation_lm", first="sentence_pairs.encode"),
-    {**_BERT, **_BERT_RULE},
+    _BERT_MASKS,
     parallel=True,
   ),
   "translation": _translated(),
