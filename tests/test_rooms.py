@@ -20,6 +20,7 @@ FLOORS = (
   "sharding",
   "models",
   "feature_spec",
+  "configuration.section_keys",
   "configuration.schema",
   "configuration.renamed_keys",
   "configs",

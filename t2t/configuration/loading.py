@@ -24,13 +24,12 @@ from t2t.configuration.schema import (
   OPTIONAL,
   SECTIONS,
   Config,
-  DataclassRecord,
   DataConfig,
   InitSource,
   SourceConfig,
   is_adapter,
-  keys,
 )
+from t2t.configuration.section_keys import DataclassRecord, keys
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 

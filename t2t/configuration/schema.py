@@ -5,80 +5,14 @@ import dataclasses
 import inspect
 import math
 import re
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.section_keys import DataclassRecord, Texts, key, keys, named_record
 from t2t.models.config import TransformerConfig
 from t2t.runtime import lazy_table
 
-T = TypeVar("T")
-Texts = tuple[str, ...]
 _EPOCH = ", or 0 for once per epoch"  # 0 becomes the steps of one epoch before ranges are checked
-
-
-def key(
-  default: T,
-  help: str,
-  *,
-  choices: Texts = (),
-  least: float = -math.inf,
-  most: float = math.inf,
-  note: str = "",
-  table: str = "",
-) -> T:
-  """Declares a key of a section.
-
-  Args:
-    default: its value; a dict declares a mapping, empty by default, with names that the user chooses.
-    help: text for `t2t train --help` and docs/config_keys.md.
-    choices: the accepted values; (): any value.
-    least, most: the range of a finite number.
-    note: the end of the error about a number out of range.
-    table: "module:attribute" of a table of accepted values, which begin the help.
-  """
-  metadata = {"help": help, "choices": choices, "least": least, "most": most, "note": note, "table": table}
-  if isinstance(default, dict):
-    return dataclasses.field(default_factory=type(default), metadata=metadata)
-  return dataclasses.field(default=default, metadata=metadata)
-
-
-class DataclassRecord(Protocol):
-  """Any dataclass."""
-
-  __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
-
-
-def check_ranges(
-  section: str, record: DataclassRecord, *, only: Texts = (), notes: Mapping[str, str] | None = None
-) -> None:
-  """Checks choices and ranges of the keys of a section.
-
-  Args:
-    section: name of the section.
-    record: values of the section.
-    only: names of the keys to check; (): all keys.
-    notes: value -> the end of the error about it.
-
-  Raises:
-    UserError: names the key and the accepted values.
-  """
-  for field in keys(type(record)):
-    if only and field.name not in only:
-      continue
-    value, metadata = getattr(record, field.name), field.metadata
-    where, (least, most) = f"config.{section}.{field.name}", (metadata["least"], metadata["most"])
-    if metadata["choices"] and value not in metadata["choices"]:
-      raise UserError(
-        f"{where}={value!r}: unknown value; give one of {', '.join(metadata['choices'])}{(notes or {}).get(value, '')}"
-      )
-    if least > -math.inf and not (least <= value <= most and math.isfinite(value)):
-      wanted = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-      raise UserError(f"{where}={value} must be {wanted}{metadata['note']}")
-
-
-def keys(record: type[DataclassRecord]) -> list[dataclasses.Field[object]]:
-  """Returns the fields of a record that `key` declares, in order."""
-  return [field for field in dataclasses.fields(record) if "help" in field.metadata]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +179,7 @@ class DataConfig:
     for name, folder in self.benchmark_dirs.items():
       if not isinstance(folder, str):
         raise UserError(f"config.data.benchmark_dirs.{name}={folder!r} must be the path of a folder")
-    sources = {name: _named("data.sources", name, x, SourceConfig) for name, x in sorted(self.sources.items())}
+    sources = {name: named_record("data.sources", name, x, SourceConfig) for name, x in sorted(self.sources.items())}
     object.__setattr__(self, "sources", sources)
 
   def check_vocabulary(self) -> None:
@@ -256,10 +190,10 @@ class DataConfig:
     """
     files = {"config.data.files": self.files or bool(self.table)}
     files |= {f"config.data.sources.{name}.files": source.files for name, source in self.sources.items()}
-    for key in files:
-      if files[key] and not self.vocabulary:
+    for needing in files:
+      if files[needing] and not self.vocabulary:
         raise UserError(
-          f'config.data.vocabulary is empty, but {key} needs a vocabulary. Give "bytes", or the path of a '
+          f'config.data.vocabulary is empty, but {needing} needs a vocabulary. Give "bytes", or the path of a '
           "SentencePiece model, a vocab.txt, a tokenizer.json or the folder of such a file. `t2t vocab train` trains a "
           "vocabulary on your text."
         )
@@ -285,11 +219,11 @@ class DataConfig:
       UserError: a source has neither files nor a mixture, or both, or a key that has no effect.
     """
     sources: dict[str, DataConfig] = {}
-    for key in ("files", "eval_files", "language"):
-      if self.sources and getattr(self, key):
+    for name in ("files", "eval_files", "language"):
+      if self.sources and getattr(self, name):
         raise UserError(
-          f"config.data.{key}={getattr(self, key)} has no effect beside config.data.sources. Give "
-          f"config.data.sources.NAME.{key} instead."
+          f"config.data.{name}={getattr(self, name)} has no effect beside config.data.sources. Give "
+          f"config.data.sources.NAME.{name} instead."
         )
     for name, source in self.sources.items():
       where = f"config.data.sources.{name}"
@@ -386,22 +320,6 @@ class DataConfig:
       key = "files" if self.table["files"] else "eval_files"
       return self.described(str(self.table[key]), key=key)
     return f"config.data.files={self.files}" if self.files else f"config.data.mixture={self.mixture}"
-
-
-def _named(mapping: str, name: str, values: Any, record: type) -> Any:
-  """Builds the record of one name of a mapping, such as "data.sources", from config values."""
-  if not re.fullmatch(r"\w+", name):  # a task, a metric and a key contain the name
-    raise UserError(f"config.{mapping}: {name!r} is not a valid name; use only letters, digits and _")
-  if isinstance(values, record):
-    return values
-  known = [field.name for field in dataclasses.fields(record)]
-  if not isinstance(values, Iterable):  # a ConfigDict is not a Mapping
-    raise UserError(f"config.{mapping}.{name}={values!r} must be a mapping with these keys: {', '.join(known)}")
-  for key in values:
-    if key not in known:
-      near = did_you_mean(key, known)
-      raise UserError(f"config.{mapping}.{name}.{key}: no such key. Accepted keys: {', '.join(known)}{near}")
-  return record(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -639,7 +557,7 @@ class InitConfig:
   )
 
   def __post_init__(self) -> None:
-    sources = {name: _named("init.others", name, x, InitSource) for name, x in sorted(self.others.items())}
+    sources = {name: named_record("init.others", name, x, InitSource) for name, x in sorted(self.others.items())}
     object.__setattr__(self, "others", sources)
     taken: dict[str, str] = {}
     for name, source in sources.items():
@@ -743,9 +661,9 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
   if strange := next((key for key in values if not isinstance(key, str)), None):
     raise UserError(f'{where}: the key {strange!r} is not a string; give a key such as "data.inputs_length"')
   stage_keys = ("name", "steps", "fraction")
-  for key in (key for key in values if key not in stage_keys):  # misspelt stage keys only; stages.py checks all others
-    if "." not in key and (near := did_you_mean(key, stage_keys)):
-      raise UserError(f"{where}: no such key {key!r}{near}")
+  for name in (x for x in values if x not in stage_keys):  # misspelt stage keys only; stages.py checks all others
+    if "." not in name and (near := did_you_mean(name, stage_keys)):
+      raise UserError(f"{where}: no such key {name!r}{near}")
   least = 1 if "steps" in values else 0
   name, steps, fraction = (values.pop(key, default) for key, default in zip(stage_keys, (number, 0, 0.0), strict=True))
   if type(steps) is not int or steps < least:

@@ -7,7 +7,8 @@ from typing import Protocol
 from flax import nnx
 import jax
 
-from t2t.configuration.schema import Config, DataclassRecord
+from t2t.configuration.schema import Config
+from t2t.configuration.section_keys import DataclassRecord
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.metrics import Outputs
 from t2t.models.architecture import Batch

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from t2t import UserError, did_you_mean
-from t2t.configuration import schema
+from t2t.configuration import section_keys
 from t2t.configuration.schema import Config, EvalConfig, LoggingConfig, NanPolicyConfig
 
 TRACKERS = ("wandb", "trackio", "mlflow")  # rows of `trackers.TRACKERS`
@@ -28,7 +28,7 @@ def check_nan_policy(config: NanPolicyConfig) -> None:
     UserError: with the key and valid values.
   """
   late = "; a spike is known only after its update was applied"
-  schema.check_ranges("nan_policy", config, notes={"skip": late})
+  section_keys.check_ranges("nan_policy", config, notes={"skip": late})
 
 
 def check_early_stopping(config: EvalConfig) -> None:
@@ -37,7 +37,7 @@ def check_early_stopping(config: EvalConfig) -> None:
   Raises:
     UserError: it is below 0.
   """
-  schema.check_ranges("eval", config, only=("patience",))
+  section_keys.check_ranges("eval", config, only=("patience",))
 
 
 def check_average(config: Config) -> None:

@@ -18,7 +18,7 @@ import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
-from t2t.configuration import schema
+from t2t.configuration import section_keys
 from t2t.configuration.schema import OptimizerConfig
 from t2t.param_tree import Params, check_pattern, matches, stack_of
 from t2t.training import l2_sp, param_groups, schedules
@@ -346,7 +346,7 @@ def make_optimizer(
   if config.name not in OPTIMIZERS:
     near = did_you_mean(config.name, OPTIMIZERS)
     raise UserError(f"config.optimizer.name={config.name!r}: unknown. Give one of {', '.join(OPTIMIZERS)}{near or '.'}")
-  schema.check_ranges("optimizer", config)
+  section_keys.check_ranges("optimizer", config)
   schedule = schedules.make_schedule(config, num_steps) if schedule is None else schedule
   for pattern in config.no_decay:
     check_pattern(pattern, "config.optimizer.no_decay")

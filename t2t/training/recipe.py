@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, feature_spec, losses, sharding
-from t2t.configuration import schema
+from t2t.configuration import section_keys
 from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
@@ -450,7 +450,7 @@ def check_positive(config: Config) -> None:
     UserError: with the key.
   """
   for name in ("train", "data", "eval", "checkpoint"):
-    schema.check_ranges(name, getattr(config, name))
+    section_keys.check_ranges(name, getattr(config, name))
 
 
 def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:

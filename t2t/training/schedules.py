@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, did_you_mean
-from t2t.configuration import schema, stages
+from t2t.configuration import section_keys, stages
 from t2t.configuration.schema import Config, OptimizerConfig
 
 
@@ -125,7 +125,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   Raises:
     UserError: an unknown name, a number out of its range, or a decay that would begin within the warm-up.
   """
-  schema.check_ranges("optimizer", config)
+  section_keys.check_ranges("optimizer", config)
   for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
     if name not in table:
       raise UserError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, did_you_mean
-from t2t.configuration import schema
+from t2t.configuration import section_keys
 from t2t.configuration.schema import Config, OptimizerConfig
 from t2t.runtime.lazy_table import LazyTable
 from t2t.training.state_collections import Flat
@@ -68,7 +68,7 @@ class Average:
       raise UserError(
         f"config.optimizer.average={settings.average!r}: unknown. Give one of {', '.join(AVERAGES)}{near or '.'}"
       )
-    schema.check_ranges("optimizer", settings, only=("average_decay",))
+    section_keys.check_ranges("optimizer", settings, only=("average_decay",))
     return cls(AVERAGES[settings.average](settings), config.eval.average)
 
   def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
