@@ -168,8 +168,11 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
   for theirs, (ours, default) in family.keys.items():
     if ours == "max_length":  # only learned positions have one
       settings[theirs] = model.max_length or default
-  settings |= family.write(fields)
-  again = TransformerConfig(**read_fields(family, settings))
+  try:
+    settings |= family.write(fields)
+    again = TransformerConfig(**read_fields(family, settings))
+  except UserError as error:  # the settings describe no model, for example for lack of a length
+    raise hf_mappings.Unknown(str(error)) from None
   if family.logits_bias:  # a tensor has it, not config.json
     again = dataclasses.replace(again, logits_bias=model.logits_bias)
   mine, theirs = _that_matter(model), _that_matter(again)
