@@ -99,6 +99,8 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.optimizer.schedule = "cosine"
   config.optimizer.warmup_ratio = 0.1
   config.optimizer.clip_norm = 1.0
+  if family == "transformer":
+    config.optimizer.learning_rate = 0.02  # post-norm in two stacks diverges from 0.05
   config.eval.every = 250
   config.checkpoint.save_interval_steps = 250
   if family is None:
