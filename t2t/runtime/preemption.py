@@ -18,11 +18,12 @@ from t2t.runtime import maintenance, peer_monitor, sync_point
 
 T = TypeVar("T")
 
-# Deadline in seconds for a step or an evaluation batch after a signal. For long steps it is a multiple of the usual
-# time, at most a minute, because a cloud does not wait much longer. Steps of about a minute or more get one and a half
-# times the usual time.
-_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS, _LONG_STEPS = 5.0, 3.0, 60.0, 1.5
-_FIRST_SECONDS = 10.0  # for a first step, which may have to compile
+# Deadline in seconds for a step or an evaluation batch after a signal. A short step has 15 seconds, because a
+# loaded machine may stall for several seconds. For long steps it is a multiple of the usual time, at most a minute,
+# because a cloud does not wait much longer. Steps of about a minute or more get one and a half times the usual time.
+_SHORTEST_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS, _LONG_STEPS = 15.0, 3.0, 60.0, 1.5
+_STEP_SECONDS = 5.0  # for what is no step: the start, the end, other commands
+_FIRST_SECONDS = 15.0  # for a first step, which may have to compile
 _STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
 # Deadline for a save; shorter than GKE's and SLURM's grace periods (launch/gke.py, launch/slurm.py).
 _SAVE_SECONDS = 270.0
@@ -350,7 +351,7 @@ class Steps:
       return _SAVE_SECONDS
     if seconds := self._seconds.get(self.doing):
       usual = statistics.median(seconds)
-      return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS), _LONG_STEPS * usual)
+      return max(_SHORTEST_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS), _LONG_STEPS * usual)
     # Without a timed batch, the time up to the first step indicates how slow this run may be.
     usual = statistics.median(self._seconds[_STEP] or [self._first])
     return max(_FIRST_SECONDS, _LONG_STEPS * usual)

@@ -19,7 +19,8 @@ from t2t.runtime import exit_codes, maintenance, preemption
 _BEFORE = """
 import os, signal, sys, threading, time
 from t2t.runtime import preemption
-preemption._STEP_SECONDS, preemption._FIRST_SECONDS, preemption._ECHO_SECONDS = 0.3, 0.3, WITHIN
+preemption._STEP_SECONDS = preemption._SHORTEST_STEP_SECONDS = preemption._FIRST_SECONDS = 0.3
+preemption._ECHO_SECONDS = WITHIN
 def doing(): os.write(1, b"doing\\n")
 def hang():  # deaf: no signal's handler of Python's gets it out of here
   tell = doing
@@ -240,7 +241,7 @@ def test_a_step_that_does_not_end_is_broken_off():
   assert code == 143 and "the step did not end in time" in said and "save at" not in said
 
 
-@pytest.mark.parametrize(("step", "limit"), [(0.1, 5.0), (10.0, 30.0), (30.0, 60.0), (200.0, 300.0)])
+@pytest.mark.parametrize(("step", "limit"), [(0.1, 15.0), (10.0, 30.0), (30.0, 60.0), (200.0, 300.0)])
 def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
   """At least one and a half times the usual step, also if the second step has not ended or an evaluation has just
   begun.
@@ -251,7 +252,7 @@ def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
   for number in range(3):
     now[0] += step
     steps.reached()
-    assert steps.patience() == (limit if number else max(10.0, 1.5 * step))
+    assert steps.patience() == (limit if number else max(15.0, 1.5 * step))
   assert all(steps.patience() >= 1.5 * step for _ in steps.abandonable([1]))
 
 
