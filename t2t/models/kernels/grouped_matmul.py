@@ -1,6 +1,7 @@
 """Grouped matrix product on TPUs: megablox, Pallas kernels that JAX ships.
 
-XLA's own lowering of `jax.lax.ragged_dot` fails on some shapes (libtpu 0.0.42).
+XLA compiles the gradient of `jax.lax.ragged_dot` with respect to the matrices as products of all rows for every group:
+128 times the operations for 128 groups (libtpu 0.0.42).
 """
 
 import jax
