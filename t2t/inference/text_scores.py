@@ -23,11 +23,13 @@ class ScoredText(NamedTuple):
   """A continuation, and the prefix that it is scored after; each is a text, or token ids that are read unchanged.
 
   num_bytes: UTF-8 bytes of the continuation; None: of its text.
+  num_unscored: first tokens of a continuation of token ids that are read, but not scored.
   """
 
   prefix: str | Tokens
   continuation: str | Tokens
   num_bytes: int | None = None
+  num_unscored: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,29 @@ def windows(length: int, width: int, stride: int, *, first: int = 0, is_causal: 
     spans.append(ScoredWindow(start, end, first, last))
     first = last
   return spans
+
+
+class Layout(NamedTuple):
+  """Tokens of a text as a model reads them.
+
+  prompt, target: token ids of prefix and continuation.
+  inside: tokens of the prefix that are in the row of the target.
+  windows: of the row.
+  num_tokens: number of scored tokens.
+  num_cut: tokens of the prefix that no window reads.
+  """
+
+  prompt: list[int]
+  target: list[int]
+  inside: int
+  windows: list[ScoredWindow]
+  num_tokens: int
+  num_cut: int
+
+  @property
+  def is_long(self) -> bool:
+    """Whether the model does not read the text at once."""
+    return len(self.windows) > 1 or self.num_cut > 0
 
 
 class Scorer:
@@ -161,10 +186,11 @@ class Scorer:
     ends, facts = [], []
     for item in items:
       text = ScoredText(*item)
-      prompt, target = self.tokens(text)
-      spans, num_cut = self._rows(prompt, target, rows)
+      layout = self.layout(text)
+      for window in layout.windows:
+        rows += self._window_rows(layout, window)
       ends.append(len(rows))
-      facts.append((len(target), self._num_bytes(text), spans, num_cut))
+      facts.append((layout.num_tokens, self._num_bytes(text), len(layout.windows) or 1, layout.num_cut))
     share = len(items) / max(len(rows), 1)
     step = None if on_batch is None else lambda number, tokens: on_batch(number * share, tokens)
     log_p, is_greedy = self._reader.likelihoods(params, rows, on_batch=step)
@@ -173,6 +199,20 @@ class Scorer:
       total = float(np.sum(log_p[start:end], dtype=np.float32))
       scores.append(TextScore(total, num_tokens, num_bytes, bool(np.all(is_greedy[start:end])), num_windows, num_cut))
     return scores
+
+  def by_window(
+    self, params: Params, text: ScoredText, *, on_batch: Callable[[float, int], None] | None = None
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns log-probability and number of the scored tokens of each window of a text, float32 and int [windows]."""
+    layout = self.layout(text)
+    groups = [self._window_rows(layout, window) for window in layout.windows]
+    rows = [row for group in groups for row in group]
+    share = len(groups) / max(len(rows), 1)
+    step = None if on_batch is None else lambda number, tokens: on_batch(number * share, tokens)
+    log_p, _ = self._reader.likelihoods(params, rows, on_batch=step)
+    starts = np.cumsum([0, *(len(group) for group in groups)])[:-1]
+    sums = np.add.reduceat(log_p, starts) if rows else log_p
+    return sums, np.array([window.last - window.first for window in layout.windows])
 
   def texts(self, params: Params, texts: Sequence[str], *, on_batch: Callable | None = None) -> list[TextScore]:
     """Returns the score of each whole text; see `__call__`."""
@@ -210,26 +250,29 @@ class Scorer:
       f"reads at once, and are scored in windows with stride {self.stride:,}{cut}"
     )
 
-  def _rows(self, prompt: list[int], target: list[int], rows: list[predictor.ScoredRow]) -> tuple[int, int]:
-    """Appends the rows of an item; returns the numbers of windows, and of prefix tokens that no window reads."""
-    if not target:
-      return 1, 0
-    apart, width = self._kind.has_encoder_and_decoder, self._width
+  def layout(self, text: ScoredText) -> Layout:
+    """Returns the tokens of a text and its windows; uses no device."""
+    prompt, target = self.tokens(text)
+    apart, width, unscored = self._kind.has_encoder_and_decoder, self._width, text.num_unscored
     # An encoder-decoder reads the prefix in the encoder, with its own positions.
     num_cut = max(0, len(prompt) - width) if apart else 0
     prompt, inside = prompt[num_cut:], 0 if apart else len(prompt)
-    length = inside + len(target)
+    first, length = inside + unscored, inside + len(target)
+    if first >= length:
+      return Layout(prompt, target, inside, [], 0, 0)
     if length <= width:
-      spans = [ScoredWindow(0, length, inside, length)]
+      spans = [ScoredWindow(0, length, first, length)]
     else:
-      spans = windows(length, width, self.stride, first=inside, is_causal=self._kind.is_generative)
+      spans = windows(length, width, self.stride, first=first, is_causal=self._kind.is_generative)
     num_cut += min(spans[0].start, inside)
-    for start, end, first, last in spans:
-      read = prompt if apart else prompt[start:]
-      offset = max(start - inside, 0)
-      shown = target[offset : end - inside]
-      rows += self._scored_rows(read, shown, range(first - inside - offset, last - inside - offset))
-    return len(spans), num_cut
+    return Layout(prompt, target, inside, spans, len(target) - unscored, num_cut)
+
+  def _window_rows(self, layout: Layout, window: ScoredWindow) -> list[predictor.ScoredRow]:
+    inside, (start, end, first, last) = layout.inside, window
+    read = layout.prompt if self._kind.has_encoder_and_decoder else layout.prompt[start:]
+    offset = max(start - inside, 0)
+    shown = layout.target[offset : end - inside]
+    return self._scored_rows(read, shown, range(first - inside - offset, last - inside - offset))
 
   def _scored_rows(self, prompt: list[int], target: list[int], scored: range) -> list[predictor.ScoredRow]:
     """Returns one row, or for an encoder one row for each pass that scores tokens."""
