@@ -22,6 +22,8 @@ SUBCOMMANDS = {
   "compare": ("t2t.commands.compare", "test whether two evaluated checkpoints differ on the same items"),
   "curve": ("t2t.commands.curve", "fine-tune with few examples: score by number of examples"),
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
+  "suites": ("t2t.commands.suites", "score minimal pairs, cloze questions and perplexity of texts"),
+  "babylm": ("t2t.commands.babylm", "evaluate a checkpoint on the zero-shot suites of BabyLM"),
   "infer": ("t2t.commands.infer", "predict each line of a file, or serve a web page and an HTTP API"),
   "embed": ("t2t.commands.embed", "write a vector for each line of a file, or probe layers for a task"),
   "adapt": ("t2t.commands.adapt", "merge an adapter into its base model"),

@@ -14,7 +14,7 @@ LEVEL = 0.95
 RESAMPLES = 1_000
 SEED = 0
 # Metrics that are shares of right items: binomial if the items are independent.
-SHARES = ("accuracy", "exact_match", "gender_parity")
+SHARES = ("accuracy", "exact_match", "gender_parity", "precision_at_10")
 _MOST_NUMBERS = 4_000_000  # numbers of resampled statistics in memory at one time
 _MOST_CALLS_ITEMS = 5_000_000  # items over all calls of a user-defined metric
 
@@ -66,7 +66,7 @@ def of_metric(name: str, statistics: Statistics, units: Sequence[str]) -> Interv
     units: unit of each item, see `item_statistics.units`.
   """
   is_grouped = len(set(units)) < len(units)
-  if name in SHARES and not is_grouped and statistics.value == "mean" and statistics.rows[:, 1].all():
+  if name in SHARES and not is_grouped and statistics.value == "mean" and np.all(statistics.rows[:, 1] == 1):
     return exact(float(statistics.rows[:, 0].sum()), len(units))
   value, rows, number = resampled(statistics, units)
   return _bootstrap(lambda index: value(rows[index]), number, rows[0].size if len(rows) else 1)

@@ -54,6 +54,15 @@ def _mean(sums: np.ndarray) -> np.ndarray:
   return 100 * _ratio(sums[..., 0], sums[..., 1])
 
 
+def _quotient(sums: np.ndarray) -> np.ndarray:
+  return _ratio(sums[..., 0], sums[..., 1])
+
+
+def _perplexity(sums: np.ndarray) -> np.ndarray:
+  """Returns the perplexity of nats and numbers of tokens or words."""
+  return np.exp(np.minimum(_quotient(sums), 700.0))
+
+
 def _f1(sums: np.ndarray) -> np.ndarray:
   """Returns the F1 of counts of right, predicted and gold items."""
   return 200 * _ratio(sums[..., 0], sums[..., 1] + sums[..., 2])
@@ -102,6 +111,8 @@ def _bleu(sums: np.ndarray) -> np.ndarray:
 
 VALUES: dict[str, Value] = {
   "mean": Value(_mean),
+  "quotient": Value(_quotient),
+  "perplexity": Value(_perplexity),
   "f1": Value(_f1),
   "macro_f1": Value(_macro_f1),
   "occurring_f1": Value(_occurring_f1),

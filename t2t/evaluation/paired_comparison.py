@@ -59,7 +59,8 @@ class Predictions:
     statistics = self.statistics(of_metrics=self.has_statistics)
     for name in intervals.SHARES:
       if name in statistics and statistics[name].rows[:, 1].all():
-        return statistics[name].rows[:, 0]
+        # Items of small groups weigh more than one item.
+        return statistics[name].rows[:, 0] / statistics[name].rows[:, 1]
     targets, values = ([_bare(item[field]) for item in self.items] for field in ("target", "value"))
     if not all(isinstance(target, int) for target in targets):  # includes bool
       return None

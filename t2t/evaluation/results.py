@@ -58,6 +58,7 @@ class Result:
   intervals: metric -> its 95 % interval.
   statistics: metric -> statistics of the answers with a gold answer.
   units: independent unit of each answer with a gold answer, see `item_statistics.units`.
+  details: further fields of its record in results.json.
   """
 
   task: str
@@ -70,6 +71,7 @@ class Result:
   intervals: Mapping[str, intervals_lib.Interval] = dataclasses.field(default_factory=dict)
   statistics: Mapping[str, item_statistics.Statistics] = dataclasses.field(default_factory=dict)
   units: Sequence[str] = ()
+  details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def n(self) -> int:
@@ -196,6 +198,7 @@ def write(
       **({"errors": result.errors} if result.errors else {}),
       **({"classes": result.classes.to_dict()} if result.classes is not None else {}),
       **result.rule,
+      **result.details,
       **about,
       **({"checkpoint": checkpoints[result.task]} if checkpoints else {}),
     }
@@ -259,9 +262,7 @@ def interval_text(interval: intervals_lib.Interval | None) -> str:
 
 def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
   """Prints the rules of intervals and scores, ties, examples without gold, numeric errors, unparseable answers."""
-  methods = {interval.method for result in results for interval in result.intervals.values()}
-  if methods:
-    console.print("95 % intervals: " + "; ".join(text for method, text in _INTERVALS.items() if method in methods))
+  note_intervals({interval.method for result in results for interval in result.intervals.values()}, console)
   for rule in dict.fromkeys(tuple(result.rule.items()) for result in results if result.rule):
     console.print(rule_text(dict(rule)))
   for result in results:
@@ -286,6 +287,12 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
         f"predicting the mean of the labels gives {of_mean:.4g}"
       )
   _note_unparseable(results, console)
+
+
+def note_intervals(methods: Collection[str], console: rich.console.Console) -> None:
+  """Prints the methods of the intervals of a table, if there are any."""
+  if methods:
+    console.print("95 % intervals: " + "; ".join(text for method, text in _INTERVALS.items() if method in methods))
 
 
 def rule_text(rule: Mapping[str, str]) -> str:

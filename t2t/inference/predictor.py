@@ -162,6 +162,7 @@ class Predictor:
     shards = sharding.num_shards("batch", mesh)
     self._rows = -(-batch_size // shards) * shards
     self._max_inputs = max_inputs
+    self.graphdef = graphdef
     self._likelihoods = decoding.make_likelihoods(graphdef)
     self._decode = None
     self.counts: collections.Counter[str] = collections.Counter()  # sums of `decoding.Decoded.counts`
@@ -244,6 +245,25 @@ class Predictor:
     Raises:
       UserError: a row has more tokens than the model has positions.
     """
+    if not rows:
+      return np.zeros(0, np.float32), np.ones(0, bool)
+    log_p, is_greedy = self.scored(self._likelihoods, params, rows, on_batch=on_batch)
+    return log_p, is_greedy
+
+  def scored(
+    self, program: Callable, params: Params, rows: Sequence[ScoredRow], *, on_batch: Callable | None = None
+  ) -> list[np.ndarray]:
+    """Returns the outputs of a program of (params, features) for the rows, each [rows, ...]; see `likelihoods`.
+
+    Args:
+      program: compiled; each output has a row for each row of the features.
+      params: nested dict.
+      rows: prompts and targets, at least one.
+      on_batch: called with the numbers of rows and of scored tokens after each batch.
+
+    Raises:
+      UserError: a row has more tokens than the model has positions.
+    """
     architecture, framing, most = self._config.architecture, self._framing, self._config.most_positions
     lengths = [_scored_lengths(row, architecture=architecture, framing=framing) for row in rows]
     longest = max((max(row_lengths) for row_lengths in lengths), default=0)
@@ -253,17 +273,19 @@ class Predictor:
         f"config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
       )
     widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in row_lengths) for row_lengths in lengths]
-    log_p, is_greedy = np.zeros(len(rows), np.float32), np.ones(len(rows), bool)
+    outputs: list[np.ndarray] = []
     for width, indices in by_width(widths, self._rows):
       batch = [rows[i] for i in indices]
       features = scored_features(batch, width, architecture=architecture, framing=framing)
       features = predicted_last(self._config, features, framing.mask_id)
       with jax.set_mesh(self._mesh):
-        outputs = self._likelihoods(params, self._placed(features))
-      log_p[indices], is_greedy[indices] = (gathered(x)[: len(indices)] for x in outputs)
+        arrays = [gathered(x)[: len(indices)] for x in program(params, self._placed(features))]
+      outputs = outputs or [np.zeros((len(rows), *x.shape[1:]), x.dtype) for x in arrays]
+      for output, x in zip(outputs, arrays, strict=True):
+        output[indices] = x
       if on_batch is not None:
         on_batch(len(indices), sum(len(row.target) if row.scored is None else len(row.scored) for row in batch))
-    return log_p, is_greedy
+    return outputs
 
   def _trimmed(self, tokens: np.ndarray) -> list[int]:
     ends = np.flatnonzero(tokens == self._framing.eos_id)

@@ -91,7 +91,7 @@ def windows(length: int, width: int, stride: int, *, first: int = 0, is_causal: 
   return spans
 
 
-class Layout(NamedTuple):
+class TextLayout(NamedTuple):
   """Tokens of a text as a model reads them.
 
   prompt, target: token ids of prefix and continuation.
@@ -110,7 +110,7 @@ class Layout(NamedTuple):
 
   @property
   def is_long(self) -> bool:
-    """Whether the model does not read the text at once."""
+    """True if the model does not read the text at once."""
     return len(self.windows) > 1 or self.num_cut > 0
 
 
@@ -145,7 +145,7 @@ class Scorer:
     ends_prompts: bool = False,
     encode: Callable[[str], list[int]] | None = None,
   ):
-    self._reader, self._vocabulary, self._encode = reader, vocabulary, encode or self._plain
+    self.reader, self._vocabulary, self.encode = reader, vocabulary, encode or self._plain
     self._kind, most = reader.config.kind, reader.config.most_positions
     self._ends = ends_prompts or self._kind.has_encoder_and_decoder
     if max_tokens < 0 or most and max_tokens > most:
@@ -193,7 +193,7 @@ class Scorer:
       facts.append((layout.num_tokens, self._num_bytes(text), len(layout.windows) or 1, layout.num_cut))
     share = len(items) / max(len(rows), 1)
     step = None if on_batch is None else lambda number, tokens: on_batch(number * share, tokens)
-    log_p, is_greedy = self._reader.likelihoods(params, rows, on_batch=step)
+    log_p, is_greedy = self.reader.likelihoods(params, rows, on_batch=step)
     scores = []
     for start, end, (num_tokens, num_bytes, num_windows, num_cut) in zip([0, *ends], ends, facts, strict=False):
       total = float(np.sum(log_p[start:end], dtype=np.float32))
@@ -201,18 +201,19 @@ class Scorer:
     return scores
 
   def by_window(
-    self, params: Params, text: ScoredText, *, on_batch: Callable[[float, int], None] | None = None
+    self, params: Params, texts: Sequence[ScoredText], *, on_batch: Callable[[float, int], None] | None = None
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns log-probability and number of the scored tokens of each window of a text, float32 and int [windows]."""
-    layout = self.layout(text)
-    groups = [self._window_rows(layout, window) for window in layout.windows]
+    """Returns log-probability and number of scored tokens of each window of all texts, float32 and int [windows]."""
+    layouts = [self.layout(text) for text in texts]
+    windows_of = [(layout, window) for layout in layouts for window in layout.windows]
+    groups = [self._window_rows(layout, window) for layout, window in windows_of]
     rows = [row for group in groups for row in group]
     share = len(groups) / max(len(rows), 1)
     step = None if on_batch is None else lambda number, tokens: on_batch(number * share, tokens)
-    log_p, _ = self._reader.likelihoods(params, rows, on_batch=step)
+    log_p, _ = self.reader.likelihoods(params, rows, on_batch=step)
     starts = np.cumsum([0, *(len(group) for group in groups)])[:-1]
     sums = np.add.reduceat(log_p, starts) if rows else log_p
-    return sums, np.array([window.last - window.first for window in layout.windows])
+    return sums, np.array([window.last - window.first for _, window in windows_of])
 
   def texts(self, params: Params, texts: Sequence[str], *, on_batch: Callable | None = None) -> list[TextScore]:
     """Returns the score of each whole text; see `__call__`."""
@@ -227,14 +228,14 @@ class Scorer:
     prefix, continuation = text.prefix, text.continuation
     has_eos = self._kind.has_encoder_and_decoder
     end = [self._vocabulary.eos_id] if self._ends else []
-    prompt = [*self._encode(prefix), *(end if prefix else [])] if isinstance(prefix, str) else list(prefix)
+    prompt = [*self.encode(prefix), *(end if prefix else [])] if isinstance(prefix, str) else list(prefix)
     if not isinstance(continuation, str):
       target = list(continuation)
     elif isinstance(prefix, str) and prefix and not end:
-      whole = self._encode(prefix + continuation)
-      target = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._encode(continuation)
+      whole = self.encode(prefix + continuation)
+      target = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.encode(continuation)
     else:
-      target = [*self._encode(continuation), *([self._vocabulary.eos_id] if has_eos else [])]
+      target = [*self.encode(continuation), *([self._vocabulary.eos_id] if has_eos else [])]
     # An encoder of an encoder-decoder reads at least one token.
     return (prompt or [self._vocabulary.eos_id]) if has_eos else prompt, target
 
@@ -250,7 +251,7 @@ class Scorer:
       f"reads at once, and are scored in windows with stride {self.stride:,}{cut}"
     )
 
-  def layout(self, text: ScoredText) -> Layout:
+  def layout(self, text: ScoredText) -> TextLayout:
     """Returns the tokens of a text and its windows; uses no device."""
     prompt, target = self.tokens(text)
     apart, width, unscored = self._kind.has_encoder_and_decoder, self._width, text.num_unscored
@@ -259,15 +260,15 @@ class Scorer:
     prompt, inside = prompt[num_cut:], 0 if apart else len(prompt)
     first, length = inside + unscored, inside + len(target)
     if first >= length:
-      return Layout(prompt, target, inside, [], 0, 0)
+      return TextLayout(prompt, target, inside, [], 0, 0)
     if length <= width:
       spans = [ScoredWindow(0, length, first, length)]
     else:
       spans = windows(length, width, self.stride, first=first, is_causal=self._kind.is_generative)
     num_cut += min(spans[0].start, inside)
-    return Layout(prompt, target, inside, spans, len(target) - unscored, num_cut)
+    return TextLayout(prompt, target, inside, spans, len(target) - unscored, num_cut)
 
-  def _window_rows(self, layout: Layout, window: ScoredWindow) -> list[predictor.ScoredRow]:
+  def _window_rows(self, layout: TextLayout, window: ScoredWindow) -> list[predictor.ScoredRow]:
     inside, (start, end, first, last) = layout.inside, window
     read = layout.prompt if self._kind.has_encoder_and_decoder else layout.prompt[start:]
     offset = max(start - inside, 0)

@@ -218,7 +218,7 @@ def test_windows_of_an_encoder_have_context_on_both_sides():
   expected = 0.0
   for start, end, first, last in windows(len(ids), 10, 4, is_causal=False):
     rows = [predictor.ScoredRow([], ids[start:end], [p - start]) for p in range(first, last)]
-    expected += scorer._reader.likelihoods(params, rows)[0].sum()
+    expected += scorer.reader.likelihoods(params, rows)[0].sum()
   assert score.num_windows > 2 and score.num_tokens == len(ids)
   np.testing.assert_allclose(score.log_p, expected, rtol=1e-5)
 

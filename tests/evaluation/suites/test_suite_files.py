@@ -1,0 +1,186 @@
+"""Readers of suites: items of each format, equal weights of groups, and messages for files that cannot be used."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import suite_files
+
+from t2t import UserError
+from t2t.evaluation.suites import cloze, items, registry, run, texts
+from t2t.evaluation.suites.items import OptionItem
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return suite_files.babylm(tmp_path_factory.mktemp("babylm"))
+
+
+def test_suites_of_babylm(folder):
+  """Each suite is found in its folder; options are ordered with the right one first."""
+  read = {name: registry.read(name, path) for name, path in run.babylm_paths(str(folder), ()).items()}
+  assert tuple(read) == registry.BABYLM
+  assert [len(found) for found in read.values()] == [100, 10, 22, 6, 6, 3, 3]
+  (first, *_) = read["blimp"]
+  assert [text.continuation for text in first.options] == ["The cat sees adj.", "The cat see adj."]
+  assert first.groups == ("adjunct_island",) and read["supplement"][0].groups == ("hypernym",)
+  pairs = [(text.prefix, text.continuation) for text in read["ewok"][0].options]
+  assert pairs[0] == ("Ali agen Bo.", " Bo is kept.") and pairs[3] == ("Bo agen Ali.", " Ali is kept now.")
+  assert [(text.prefix, text.continuation) for text in read["comps"][0].options] == [
+    ("A cat", " can bark."),
+    ("A stone", " can bark."),
+  ]
+  assert read["entity_tracking"][1].groups == ("regular", "1 operations")
+  assert [item.human for item in read["wug_past_tense"]] == [0.2, 0.9, 0.55]
+  assert run.babylm_paths(str(folder), ["comps"]) == {"comps": str(folder / "comps")}
+
+
+def test_fast_data_has_other_folders(tmp_path):
+  (tmp_path / "blimp_fast").mkdir()
+  with pytest.raises(UserError, match=r"folders are missing: supplement_fast \(supplement\)") as error:
+    run.babylm_paths(str(tmp_path), ())
+  assert "comps" not in str(error.value) and "--suites blimp" in str(error.value)
+
+
+def test_groups_of_a_level_count_equally():
+  """Two of three leaves are below the first group, which counts one half; leaves of one size have weights of 1."""
+  grouped = lambda *groups: [OptionItem((), tuple(group.split("/")), "") for group in groups]
+  found = items.weights(grouped("a/x", "a/x", "a/y", "b/x"))
+  np.testing.assert_allclose(found, [0.5, 0.5, 1.0, 2.0])
+  assert items.weights(grouped("a", "b", "c")).tolist() == [1.0, 1.0, 1.0]
+  np.testing.assert_allclose(items.weights(grouped("a", "a", "b")), [0.75, 0.75, 1.5])
+
+
+# ---- Texts -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_of_penn_treebank_include_line_ends(tmp_path):
+  (tmp_path / "ptb.test.txt").write_text(" no it was n't \n <unk> said N \n")
+  text = texts.ptb(str(tmp_path / "ptb.test.txt"), "ptb=")
+  assert text.documents == (("no it was n't", "<unk> said N"),) and text.ends_lines
+  assert (text.num_words, text.num_bytes) == (4 + 3 + 2, 14 + 13)
+
+
+def test_wikitext_is_detokenized_and_counted_as_released(tmp_path):
+  line = ' The 15 @-@ year @-@ old said ( in 1 @,@ 000 words ) : " no " , it \'s 2 @.@ 5 .'
+  (tmp_path / "wiki.test.tokens").write_text(f" = Title = \n \n{line} \n")
+  text = texts.wikitext(str(tmp_path / "wiki.test.tokens"), "wikitext=")
+  expected = 'The 15-year-old said (in 1,000 words): "no", it\'s 2.5.'
+  assert text.documents == (("= Title =", "", expected),)
+  assert text.num_words == 3 + len(line.split()) + 3
+  assert text.num_bytes == len("= Title =") + len(expected) + 3
+
+
+def test_documents_of_a_plain_text(tmp_path):
+  (tmp_path / "a.txt").write_text("é b\nc")
+  rows = suite_files.lines(tmp_path / "b.jsonl", [{"text": "a b"}, {"text": "c"}])
+  assert texts.plain(str(tmp_path / "a.txt"), "") == texts.EvaluatedText((("é b\nc",),), 3, 6)
+  assert texts.plain(str(rows), "").documents == (("a b",), ("c",))
+
+
+# ---- Cloze -----------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_lama(tmp_path):
+  """Templates with distinct facts, rejected facts and long sentences left out, relations without a file skipped."""
+  data = str(suite_files.lama(tmp_path))
+  trex = cloze.trex(data, "")
+  assert [(item.before, item.after, item.answer) for item in trex.items[:2]] == [
+    ("Rome is by ", " .", "a"),
+    ("Oslo is by ", " .", "b"),
+  ]
+  assert len(trex.items) == 6 and {item.relation for item in trex.items} == {"P1", "P2"}
+  google = cloze.google_re(data, "")
+  assert [item.before for item in google.items] == ["Ann was born in ", "Ann (born ", "Ann died in "]
+  assert google.left_out == {"rejected by annotators": 3}
+  assert cloze.conceptnet(data, "").left_out == {"more than 100 words": 1}
+  assert cloze.squad(data, "").items[0].relation == "test"
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def broken(folder, name, content):
+  path = folder / f"{name}.jsonl"
+  path.write_text(content)
+  return str(path)
+
+
+ROW = json.dumps({"sentence_good": "a", "sentence_bad": "b"})
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    (f"{ROW}\n{{", r"pairs=.*x.jsonl, line 2: '\{' is not JSON"),
+    ("[1]", "line 1: expected a JSON object"),
+    ("", "the file is empty"),
+    ('{"sentence_good": "a"}', "line 1: no field 'sentence_bad' \\(fields: 'sentence_good'\\)"),
+    ('{"sentence_good": 3, "sentence_bad": "b"}', "field 'sentence_good' is 3, not a str"),
+    ('{"sentence_good": " ", "sentence_bad": "b"}', "field 'sentence_good' is ' ', not a str"),
+  ],
+)
+def test_a_line_that_cannot_be_used(content, message, tmp_path):
+  with pytest.raises(UserError, match=message):
+    registry.read("pairs", broken(tmp_path, "x", content))
+
+
+def test_bytes_that_are_not_utf8(tmp_path):
+  (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
+  with pytest.raises(UserError, match="not valid UTF-8"):
+    registry.read("pairs", str(tmp_path / "x.jsonl"))
+
+
+def test_missing_files_are_named(folder, tmp_path):
+  """A missing file of a suite, of all suites of a folder, and a file in place of a folder."""
+  for name in ("regular", "ambiref"):
+    suite_files.lines(tmp_path / f"{name}.jsonl", [{}])
+  with pytest.raises(UserError, match=r"entity_tracking=.*: 1 of 3 files are missing: move_contents.jsonl"):
+    registry.read("entity_tracking", str(tmp_path))
+  with pytest.raises(UserError, match=r"67 of 67 files are missing: adjunct_island.jsonl, .* and 57 more. Download"):
+    registry.read("blimp", str(tmp_path))
+  with pytest.raises(UserError, match="is a file, but the suite has 67 files"):
+    registry.read("blimp", str(tmp_path / "regular.jsonl"))
+  with pytest.raises(UserError, match="no such file or folder"):
+    registry.read("pairs", str(tmp_path / "absent"))
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(UserError, match=re.escape("the folder has no file *.jsonl")):
+    registry.read("pairs", str(tmp_path / "empty"))
+  with pytest.raises(UserError, match="--suites pairs: not a suite of BabyLM"):
+    run.babylm_paths(str(folder), ["pairs"])
+  with pytest.raises(UserError, match="no such suite; did you mean blimp"):
+    run.babylm_paths(str(folder), ["blmp"])
+
+
+@pytest.mark.parametrize(
+  ("suite", "row", "message"),
+  [
+    ("cloze", {"masked_sentences": ["no mask"], "obj_label": "a"}, r"the text has 0 \[MASK\], not one"),
+    ("cloze", {"masked_sentences": ["[MASK] [MASK]"], "obj_label": "a"}, r"the text has 2 \[MASK\]"),
+    ("wug_past_tense", {"sentences": "one", "ratio": 0.1}, "1 sentences, not two"),
+    ("wug_past_tense", {"sentences": "one\ttwo", "ratio": "x"}, "field 'ratio' is 'x', not a number"),
+  ],
+)
+def test_fields_that_cannot_be_used(suite, row, message, tmp_path):
+  name = "wug_past_tense" if suite.startswith("wug") else "x"
+  with pytest.raises(UserError, match=message):
+    registry.read(suite, str(suite_files.lines(tmp_path / f"{name}.jsonl", [row])))
+
+
+def test_options_of_a_question(tmp_path):
+  for name in ("regular", "ambiref", "move_contents"):
+    suite_files.lines(tmp_path / f"{name}.jsonl", [{"input_prefix": "a", "options": ["b"], "numops": 1}])
+  with pytest.raises(UserError, match="field 'options' has .*; two or more texts are needed"):
+    registry.read("entity_tracking", str(tmp_path))
+
+
+def test_a_text_needs_words(tmp_path):
+  for name in ("a.txt", "ptb.test.txt"):
+    (tmp_path / name).write_text(" \n")
+  with pytest.raises(UserError, match="the file has no text"):
+    registry.read("text", str(tmp_path / "a.txt"))
+  with pytest.raises(UserError, match="the file has no text"):
+    registry.read("ptb", str(tmp_path / "ptb.test.txt"))
+  with pytest.raises(UserError, match="unknown file type. Give a .txt file"):
+    registry.read("text", str(tmp_path / "a.csv"))
