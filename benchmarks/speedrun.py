@@ -21,7 +21,6 @@ import time
 
 from etils import epath
 import numpy as np
-import seqio
 
 from t2t import UserError
 from t2t.configuration.loading import load_config, override, records
@@ -37,30 +36,18 @@ def bytes_per_target(name: str, overrides: list[str]) -> float:
   """Returns the number of masked bytes per target of the held-out text; sentinels and EOS are targets, too.
 
   Raises:
-    UserError: the vocabulary is neither SentencePiece's nor of bytes.
+    UserError: the vocabulary changes the text, such as WordPiece.
   """
   config = load_config(name)
   override(config, [*overrides, f"--config.eval.batches={_ALL}"])
   run = train_data.resolved(records(config))
   mesh, _ = mesh_selection.make(run)
   vocabulary = pipeline.vocabulary(run.data)
-  if not isinstance(vocabulary, seqio.SentencePieceVocabulary | seqio.ByteVocabulary):
+  lengths = vocabularies.token_bytes(vocabulary)
+  if lengths is None:
     raise UserError("config.data.vocabulary: the bytes of its tokens are unknown; give a SentencePiece model, or bytes")
-  lengths = _lengths(vocabulary)
   targets = np.concatenate([np.asarray(x["decoder_target_tokens"]) for x in train_data.eval_batches(run, mesh)])
   return float(lengths[targets].sum() / (targets != vocabulary.pad_id).sum())
-
-
-def _lengths(vocabulary: seqio.Vocabulary) -> np.ndarray:
-  """Returns the number of bytes of each id; 0 for special ids."""
-  lengths = np.ones(vocabulary.vocab_size, np.int64)
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    model = vocabulary.tokenizer
-    for i in range(model.get_piece_size()):
-      lengths[i] = 1 if model.is_byte(i) else len(model.id_to_piece(i).replace("\u2581", " ").encode())
-  sentinels = vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary))
-  lengths[[*vocabularies.framing_ids(vocabulary), *sentinels]] = 0
-  return lengths
 
 
 def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config
-from t2t.data import train_data
+from t2t.data import pipeline, train_data, vocabularies
 from t2t.evaluation import results
 from t2t.runtime import hosts
 from t2t.storage import gcs
@@ -26,7 +26,7 @@ _ALL = 2**31  # batches
 
 
 def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[str, float]:
-  """Returns loss, perplexity, accuracy and number of target tokens, and adds them to WORKDIR/results.json.
+  """Returns loss, perplexity, bits per byte, accuracy and number of targets, and adds them to WORKDIR/results.json.
 
   Args:
     config: `data` selects text and objective, with `eval_files` or the held-out part of `files`.
@@ -67,10 +67,15 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
   loss, accuracy = (float(metrics[name].value()) for name in ("loss", "accuracy"))
   values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
   values["targets"] = float(metrics["loss"].weight)
+  sizes = vocabularies.token_bytes(pipeline.vocabulary(data)) if source.model.kind.is_generative else None
+  if sizes is not None and (bytes_per_target := losses.mean_over_targets(held_out, sizes)):
+    values["bytes"] = values["targets"] * bytes_per_target
+    values["bits_per_byte"] = loss / math.log(2) / bytes_per_target
   settings = {"memory_length": config.model.memory_length, "batch_size": batch_size}
   hosts.log_once(
-    f"held-out loss {loss:.4f} nats per target token, perplexity {values['perplexity']:.4g}, token accuracy "
-    f"{accuracy:.1%}, over {values['targets']:,.0f} target tokens"
+    f"held-out loss {loss:.4f} nats per target token, perplexity {values['perplexity']:.4g}"
+    + (f", {values['bits_per_byte']:.4g} bits per byte" if "bits_per_byte" in values else "")
+    + f", token accuracy {accuracy:.1%}, over {values['targets']:,.0f} target tokens"
   )
   if jax.process_index() == 0:
     folder = gcs.absolute(workdir)

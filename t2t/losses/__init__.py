@@ -8,6 +8,7 @@ from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
+  mean_over_targets,
   share_of_weights,
   token_cross_entropy,
   token_sums,
@@ -30,6 +31,7 @@ __all__ = [
   "answered_by_heads_alone",
   "compares_texts",
   "make",
+  "mean_over_targets",
   "share_of_weights",
   "trains_tokens",
   "token_cross_entropy",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t2t import sharding
 from t2t.configuration.schema import Config
@@ -371,6 +372,27 @@ def share_of_weights(batches: Sequence[Batch]) -> float:
     return 1.0
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
   return float(sum(jnp.sum(x > 0) for x in weights)) / sum(x.size for x in weights)
+
+
+def mean_over_targets(batches: Sequence[Batch], numbers: np.ndarray) -> float:
+  """Returns the mean of a number of each id over the target tokens, weighted as in the loss; 0.0 without targets.
+
+  Args:
+    batches: with decoder_target_tokens and decoder_loss_weights, or those of an encoder, [batch, length].
+    numbers: of each id; ids beyond have 0.
+  """
+  side = predicted_side(batches[0])
+  if f"{side}_loss_weights" not in batches[0]:
+    return 0.0  # only heads predict
+
+  @jax.jit
+  def sums(targets: jax.Array, weights: jax.Array) -> jax.Array:
+    values = jnp.take(np.asarray(numbers, np.float32), targets, mode="fill", fill_value=0)
+    return jnp.stack([jnp.sum(values * weights), jnp.sum(weights)])
+
+  arrays = [(batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"].astype(jnp.float32)) for batch in batches]
+  total, weight = np.sum([jax.device_get(sums(*pair)) for pair in arrays], axis=0, dtype=np.float64)
+  return float(total / weight) if weight else 0.0
 
 
 def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:

@@ -172,6 +172,22 @@ class StageProgram:
     return self.made.loss.baselines(self.eval_batches, self.stage.config.model.vocab_size)
 
   @functools.cached_property
+  def bytes_per_target(self) -> float:
+    """UTF-8 bytes of text for each held-out target token; 0.0: the loss is not that of text, or bytes are unknown.
+
+    Sentinels and EOS are targets without bytes. An encoder's targets are single tokens between known ones, and tasks
+    have their own metrics.
+    """
+    config = self.stage.config
+    is_text = config.data.is_named and config.model.kind.is_generative and self.tasks is None
+    if not is_text or config.train.loss != "cross_entropy":
+      return 0.0
+    from t2t.data import pipeline, vocabularies
+
+    sizes = vocabularies.token_bytes(pipeline.vocabulary(config.data))
+    return 0.0 if sizes is None else losses.mean_over_targets(self.eval_batches, sizes)
+
+  @functools.cached_property
   def flops(self) -> float:
     """FLOPs of one training step."""
     return self.made.flops(predicted=losses.share_of_weights(self.eval_batches))

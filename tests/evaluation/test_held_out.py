@@ -40,6 +40,8 @@ def test_the_loss_of_a_checkpoint_is_that_of_its_last_evaluation(text, tmp_path,
   assert found["metrics"]["loss"] == pytest.approx(expected, rel=1e-5)
   assert found["metrics"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
   assert found["metrics"]["targets"] > 10_000 and found["memory_length"] == 40
+  nats = found["metrics"]["loss"] * found["metrics"]["targets"]
+  assert found["metrics"]["bits_per_byte"] == pytest.approx(nats / math.log(2) / found["metrics"]["bytes"])
   longer = measured("--config.model.memory_length=80")
   assert longer["memory_length"] == 80 and longer["metrics"]["loss"] != found["metrics"]["loss"]
   assert 0 < measured("--config.eval.max_examples=8")["metrics"]["targets"] <= 8 * 32

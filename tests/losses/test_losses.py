@@ -224,6 +224,16 @@ def test_share_of_weights_is_what_is_projected():
   assert losses.share_of_weights([{"decoder_loss_weights": weights}]) == 1.0
 
 
+def test_means_over_targets_have_the_weights_of_the_loss():
+  """(5 + 0.5 * 7) / 1.5 over both batches; ids beyond the numbers have 0, and a batch for heads has no targets."""
+  targets = lambda *ids: {"decoder_target_tokens": jnp.array([ids])}
+  weights = lambda *values: {"decoder_loss_weights": jnp.array([values])}
+  batches = [targets(0, 1) | weights(0.0, 1.0), targets(2, 9) | weights(0.5, 0.0)]
+  assert losses.mean_over_targets(batches, np.array([3, 5, 7])) == pytest.approx((5 + 0.5 * 7) / 1.5)
+  assert losses.mean_over_targets([targets(1, 9) | weights(1.0, 1.0)], np.array([3, 5, 7])) == 2.5
+  assert losses.mean_over_targets([{"encoder_target_tokens": np.ones((1, 2))}], np.array([3])) == 0.0
+
+
 @pytest.mark.exhaustive
 def test_positions_without_weight_do_not_count():
   """With zero weights, loss and gradients are zero, not NaN."""

@@ -37,6 +37,7 @@ from t2t.data.vocabularies.reserved_ids import (
   starts_with_bos,
   starts_word,
   t5_vocabulary,
+  token_bytes,
   token_texts,
 )
 from t2t.data.vocabularies.vocab_checkpoint import check_same, check_saved, compare_start, digest, save, saved_extra_ids
@@ -80,5 +81,6 @@ __all__ = [
   "starts_with_bos",
   "starts_word",
   "t5_vocabulary",
+  "token_bytes",
   "token_texts",
 ]

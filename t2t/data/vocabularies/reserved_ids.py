@@ -247,6 +247,27 @@ def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> lis
   return texts + [f"<extra_id_{i}>" for i in reversed(range(vocabulary.extra_ids))]
 
 
+def token_bytes(vocabulary: seqio.Vocabulary) -> np.ndarray | None:
+  """Returns the number of UTF-8 bytes of each id's text, int32 [vocab_size]; 0 for special ids and sentinels.
+
+  None for vocabularies that change the text, such as WordPiece.
+  """
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    model, texts = vocabulary.tokenizer, token_texts(vocabulary)
+    sizes = [1 if model.is_byte(i) else len(text.encode()) for i, text in enumerate(texts[: model.get_piece_size()])]
+    sizes += [0] * (vocabulary.vocab_size - len(sizes))
+  elif isinstance(vocabulary, seqio.ByteVocabulary):
+    sizes = [1] * vocabulary.vocab_size
+  else:
+    encoded = [text.encode(errors="surrogateescape") for text in token_texts(vocabulary, errors="surrogateescape")]
+    if not {bytes([byte]) for byte in range(256)} <= set(encoded):
+      return None
+    sizes = [len(text) for text in encoded]
+  array = np.array(sizes, np.int32)
+  array[[*special_ids(vocabulary), *sentinel_ids(vocabulary, num_sentinels(vocabulary))]] = 0
+  return array
+
+
 def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
   """Returns ids that no text has: padding, EOS, unknown, mask, reserved ids, and added sentinels."""
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):

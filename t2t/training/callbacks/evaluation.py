@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
+import math
 from typing import Protocol
 
 import jax
@@ -14,6 +15,8 @@ from t2t.runtime import preemption
 from t2t.training import class_files
 from t2t.training.callbacks.metrics import means
 from t2t.training.run import Callback, Run
+
+_MOST_NATS = 700.0  # exp of more is infinite
 
 
 class ClassReport(Protocol):
@@ -82,14 +85,23 @@ def _evaluate(run: Run) -> None:
 def _log_loss(run: Run, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics]) -> float:
   values = means(jax.device_get(metrics))
   of_source = {name: means(jax.device_get(source_metrics))["loss"] for name, source_metrics in by_source.items()}
-  rows = values | {f"loss/{name}": loss for name, loss in of_source.items()}
+  of_text = {}
+  if bytes_per_target := run.program.bytes_per_target:
+    of_text = {
+      "perplexity": math.exp(min(values["loss"], _MOST_NATS)),
+      "bits_per_byte": values["loss"] / math.log(2) / bytes_per_target,
+    }
+  rows = values | of_text | {f"loss/{name}": loss for name, loss in of_source.items()}
   run.logger.write(run.step, {f"eval/{name}": value for name, value in rows.items()})
   listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
   # A task has its own accuracy; this one counts target tokens.
   loss = run.config.train.loss
   accuracy_name = "accuracy" if answered_by_heads(loss) or compares_texts(loss) else "token accuracy"
+  text = ""
+  if of_text:
+    text = f", perplexity {of_text['perplexity']:.4g}, {of_text['bits_per_byte']:.4g} bits per byte"
   summary = (
-    f"held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy_name} {values['accuracy']:.1%}"
+    f"held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}{text}, {accuracy_name} {values['accuracy']:.1%}"
   )
   run.logger.say(f"step {run.step}: {summary}")
   return values["loss"]

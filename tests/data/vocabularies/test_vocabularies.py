@@ -182,6 +182,36 @@ def test_what_gpt2_pads_and_begins_with():
   assert len(vocabularies.ordinary_ids(vocabulary)) == 50256
 
 
+def byte_level(folder):
+  """A byte-level BPE."""
+  made = tokenizers.ByteLevelBPETokenizer()
+  made.train_from_iterator(TEXT, vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+  made.save_model(str(folder))
+  return vocabularies.load(str(folder), extra_ids=1)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "byte_fallback", "byte_level", "bytes"])
+def test_bytes_of_tokens_are_those_of_the_text(kind, tmp_path):
+  """Of a text after one space, which SentencePiece adds; EOS and sentinels have none."""
+  made = {
+    "sentencepiece": lambda: vocabularies.load(trained(tmp_path), extra_ids=2),
+    "byte_fallback": lambda: vocabularies.load(
+      trained(tmp_path, vocab_size=320, model_type="bpe", byte_fallback=True), extra_ids=2
+    ),
+    "byte_level": lambda: byte_level(tmp_path),
+    "bytes": lambda: vocabularies.load("bytes", extra_ids=2),
+  }
+  vocabulary, text = made[kind](), "the quick fox" if kind == "sentencepiece" else "the quïck fox"
+  sizes, added = vocabularies.token_bytes(vocabulary), kind in ("sentencepiece", "byte_fallback")
+  assert sizes[vocabulary.encode(text)].sum() == len(text.encode()) + added
+  special = [vocabulary.eos_id, *vocabularies.sentinel_ids(vocabulary, 1)]
+  assert len(sizes) == vocabulary.vocab_size and not sizes[special].any()
+
+
+def test_wordpiece_has_no_bytes(tmp_path):
+  assert vocabularies.token_bytes(bert(tmp_path)) is None
+
+
 def test_words_and_sentences_of_wordpiece(tmp_path):
   vocabulary = bert(tmp_path)
   assert vocabularies.token_texts(vocabulary)[5:] == [

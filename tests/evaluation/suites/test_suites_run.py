@@ -173,6 +173,18 @@ def test_bad_input_is_refused_before_the_model_is_loaded(arguments, message, fil
   assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_held_out_losses_of_text_have_bits_per_byte(architecture):
+  """Of bytes: at least those of the loss, because EOS and sentinels are targets without bytes; not of an encoder."""
+  lines = (trained.workdir(architecture) / "metrics.jsonl").read_text().splitlines()
+  (row,) = [row for row in map(json.loads, lines) if "eval/loss" in row]
+  assert ("eval/bits_per_byte" in row) == ("eval/perplexity" in row) == (architecture != "encoder_only")
+  if architecture != "encoder_only":
+    bits = row["eval/loss"] / np.log(2)
+    assert bits <= row["eval/bits_per_byte"] < (1.05 if architecture == "decoder_only" else 3) * bits
+    assert row["eval/perplexity"] == pytest.approx(np.exp(row["eval/loss"]))
+
+
 @pytest.mark.parametrize("name", ["suites", "babylm"])
 def test_a_path_of_the_command_is_missing(name, tmp_path, capsys):
   assert command.main([name, *(["pairs=x"] if name == "suites" else []), f"--workdir={tmp_path}"]) == 2
