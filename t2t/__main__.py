@@ -26,6 +26,8 @@ SUBCOMMANDS = {
   "babylm": ("t2t.commands.babylm", "evaluate a checkpoint on the zero-shot suites of BabyLM"),
   "infer": ("t2t.commands.infer", "predict each line of a file, or serve a web page and an HTTP API"),
   "embed": ("t2t.commands.embed", "write a vector for each line of a file, or probe layers for a task"),
+  "neighbours": ("t2t.commands.neighbours", "find the lines, or words in context, with the nearest vectors"),
+  "vectors": ("t2t.commands.vectors", "evaluate vectors: STS, bitext retrieval (Tatoeba), words in sentences"),
   "adapt": ("t2t.commands.adapt", "merge an adapter into its base model"),
   "fisher": ("t2t.commands.fisher", "estimate the importance of each parameter (Fisher), for later runs"),
   "convert": ("t2t.commands.convert", "import and export Hugging Face and T5X checkpoints"),

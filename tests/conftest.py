@@ -66,6 +66,7 @@ _COMPILE_ONCE = (
   "test_stages",
   "test_state_collections",
   "test_train",
+  "test_vectors",
 )
 jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

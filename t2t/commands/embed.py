@@ -50,12 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     help='key of the text in a JSON object; default: inputs, or "parts", a list of texts encoded together',
   )
   add("--strict", action="store_true", help="raise an error for empty or too long lines instead of marking them")
-  vector_group = parser.add_argument_group("vectors")
-  add = vector_group.add_argument
-  add(
-    "--pool", default="mean", metavar="P", help="pooling over the tokens of a line: mean, first or last; default: mean"
-  )
-  add("--layer", default="", metavar="N", help="0, the embeddings, to the last layer, or all; default: the last")
+  add_vector_options(parser)
   probe = parser.add_argument_group("probe")
   add = probe.add_argument
   add(
@@ -74,9 +69,25 @@ def _parser() -> argparse.ArgumentParser:
     metavar="N",
     help="largest number of examples per split; default: 5000",
   )
-  add("--task_modules", default="", metavar="M", help="your modules or .py files that register tasks")
+  add_model_options(parser)
+  return parser
+
+
+def add_vector_options(parser: argparse.ArgumentParser) -> None:
+  """Adds the options that select the states of a text."""
+  vector_group = parser.add_argument_group("vectors")
+  add = vector_group.add_argument
+  add(
+    "--pool", default="mean", metavar="P", help="pooling over the tokens of a line: mean, first or last; default: mean"
+  )
+  add("--layer", default="", metavar="N", help="0, the embeddings, to the last layer, or all; default: the last")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+  """Adds the options of the model and its devices."""
   model = parser.add_argument_group("model")
   add = model.add_argument
+  add("--task_modules", default="", metavar="M", help="your modules or .py files that register tasks")
   add("--task", default="", metavar="NAME", help="task of all lines, for a model with task-specific parameters")
   add(
     "--inputs_length",
@@ -95,7 +106,33 @@ def _parser() -> argparse.ArgumentParser:
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   hosts.add_options(parser)
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-  return parser
+
+
+def check_pool(pool: str) -> None:
+  """Checks the value of --pool.
+
+  Raises:
+    UserError: it is unknown.
+  """
+  if pool not in embedding.POOLS:
+    known = ", ".join(embedding.POOLS)
+    raise UserError(f"--pool {pool}: unknown value. Give one of: {known}{did_you_mean(pool, embedding.POOLS)}")
+
+
+def open_source(options: argparse.Namespace) -> tuple[pretrained.Source, int]:
+  """Starts JAX, and returns the checkpoint and the maximum number of tokens of a text.
+
+  Args:
+    options: of a parser with `add_model_options`.
+
+  Raises:
+    UserError: the checkpoint cannot be read, or has fewer positions.
+  """
+  hosts.start(options, default.get_config().train)
+  source = select_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
+  pretrained.trust(options.task_modules)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  return source, prompt_builder.longest_text(source, inputs_length=options.inputs_length)
 
 
 def main(argv: list[str]) -> None:
@@ -111,18 +148,10 @@ def main(argv: list[str]) -> None:
   for name in ("checkpoint",) if options.probe else ("checkpoint", "input", "output"):
     if not getattr(options, name):
       raise UserError(f"--{name} is missing. Give --{name} VALUE; see `t2t embed --help`.")
-  if options.pool not in embedding.POOLS:
-    known = ", ".join(embedding.POOLS)
-    raise UserError(
-      f"--pool {options.pool}: unknown value. Give one of: {known}{did_you_mean(options.pool, embedding.POOLS)}"
-    )
+  check_pool(options.pool)
   if not options.probe:
     _check_files(options, overrides)
-  hosts.start(options, default.get_config().train)
-  source = select_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
-  pretrained.trust(options.task_modules)
-  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  longest = prompt_builder.longest_text(source, inputs_length=options.inputs_length)
+  source, longest = open_source(options)
   mesh = batch_inference.make_mesh(options.tensor)
   if options.probe:
     _probe(options, overrides, source, mesh, longest=longest)

@@ -220,7 +220,11 @@ def replace_text(path: epath.Path, text: str) -> None:
 
 
 def print_table(
-  results: Sequence[Result], console: rich.console.Console, *, steps: Mapping[str, int] | None = None
+  results: Sequence[Result],
+  console: rich.console.Console,
+  *,
+  steps: Mapping[str, int] | None = None,
+  has_means: bool = True,
 ) -> None:
   """Prints a row for each metric of each task, and the benchmark means, see `benchmarks`.
 
@@ -228,6 +232,7 @@ def print_table(
     results: one for each task.
     console: output.
     steps: task -> training step, if they differ.
+    has_means: whether the means of tasks are printed.
   """
   splits = list(dict.fromkeys(result.split for result in results))
   # A split that all results share goes into the heading, to leave room for task and metric names.
@@ -246,7 +251,8 @@ def print_table(
       interval = interval_text(result.intervals.get(name))
       table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", interval, *facts)
       task, facts = [""] * len(task), []
-  means = benchmarks.means({scored.task: scored.score for scored in results if scored.score is not None})
+  scores = {scored.task: scored.score for scored in results if scored.score is not None} if has_means else {}
+  means = benchmarks.means(scores)
   for mean in means:
     table.add_row(mean.name, *[""] * (len(texts) - 1), f"{mean.value:.2f}", style="bold")
   console.print(table)

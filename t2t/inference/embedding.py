@@ -39,14 +39,18 @@ def _last(states: jax.Array, real: jax.Array) -> jax.Array:
 POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"mean": _mean, "first": _first, "last": _last}
 
 
+def layer_states(model: nnx.Module, layers: Sequence[int], batch: Batch) -> jax.Array:
+  """Returns hidden states of the requested layers, [layers, batch, length, embed]."""
+  if tuple(layers) == (num_layers(model.config),):
+    return model.states(batch)[None]
+  return model.states(batch, every_layer=True)[jnp.array(layers)]
+
+
 def _vectors(graphdef: nnx.GraphDef, pool: str, layers: Sequence[int], params: Params, batch: Batch) -> jax.Array:
   """Computes embeddings, float32 [batch, layers, embed]."""
   model = nnx.merge(graphdef, params)
-  last = num_layers(model.config)
-  states = model.states(batch, every_layer=True) if tuple(layers) != (last,) else model.states(batch)[None]
   real = real_positions(batch, model.architecture.answers)
-  chosen = states[jnp.array(layers)] if len(states) > 1 else states
-  return jnp.swapaxes(POOLS[pool](chosen, real), 0, 1)
+  return jnp.swapaxes(POOLS[pool](layer_states(model, layers, batch), real), 0, 1)
 
 
 def num_layers(model: TransformerConfig) -> int:
@@ -72,6 +76,11 @@ def layers_of(model: TransformerConfig, wanted: str) -> tuple[int, ...]:
   if not wanted.isdecimal() or int(wanted) > last:
     raise UserError(f"--layer {wanted}: no such layer; give 0 (embedding layer) to {last} (last layer), or 'all'")
   return (int(wanted),)
+
+
+def run_options(longest: int, *, pool: str, layer: str, layers: Sequence[int]) -> dict[str, Any]:
+  """Returns the options that embeddings depend on, as the record of a run has them."""
+  return {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
 
 
 class Embedder:
@@ -163,7 +172,7 @@ class Embedding:
     )
     vector_shape = (model.config.of_stack(model.config.kind.answers).embed_dim,)
     self.shape = (len(layers), *vector_shape) if layer == "all" else vector_shape
-    self.options = {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
+    self.options = run_options(longest, pool=pool, layer=layer, layers=layers)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Accepts any text."""

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from t2t import UserError
 from t2t.inference import jsonl_io
 
 ENDINGS = (".npy", ".parquet")
@@ -75,7 +76,7 @@ def output(
     UserError: the file cannot be written, or belongs to another run or other lines.
   """
   path = os.path.expanduser(path)
-  total, digest = _summed(read())
+  total, digest = digest_of(read())
   run = {**run, "lines": total, "texts": digest}
   parquet = path.endswith(".parquet")
   part = f"{path}.part.npy" if parquet else path
@@ -97,8 +98,41 @@ def output(
         os.remove(part)
 
 
-def _summed(lines: Iterable[jsonl_io.Line]) -> tuple[int, str]:
-  """Returns the number of lines and a digest of their texts."""
+def open_index(path: str, run: Mapping[str, Any], lines: Iterable[jsonl_io.Line], *, option: str) -> np.ndarray:
+  """Opens the embeddings that `t2t embed` wrote to an .npy file, memory-mapped: float32 [lines, embed].
+
+  Args:
+    path: of the file.
+    run: values that the embeddings depend on.
+    lines: texts that the embeddings must belong to.
+    option: of the path, for messages.
+
+  Raises:
+    UserError: the file is missing or incomplete, or has the embeddings of another checkpoint, layer or text.
+  """
+  path = os.path.expanduser(path)
+  again = "Run `t2t embed` with the options of this command, or leave out " + option
+  try:
+    stored = json.loads(pathlib.Path(f"{path}.run.json").read_text())
+    vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+  except (OSError, ValueError, EOFError) as error:
+    raise UserError(f"{option} {path} is not a complete .npy file of `t2t embed` ({error}). {again}.") from error
+  differences = [
+    f"{name} {stored.get(name)} instead of {run.get(name)}"
+    for name in ("checkpoint", "task", "inputs_length", "pool", "layer")
+    if stored.get(name) != run.get(name)
+  ]
+  if differences:
+    raise UserError(f"{option} {path} belongs to another model: {'; '.join(differences)}. {again}.")
+  if (stored.get("lines"), stored.get("texts")) != digest_of(lines):
+    raise UserError(f"{option} {path} belongs to other lines, those of {stored.get('input')}. {again}.")
+  if vectors.dtype != np.float32 or vectors.ndim != 2 or len(vectors) != stored["lines"]:
+    raise UserError(f"{option} {path} has the shape {list(vectors.shape)}, not [{stored['lines']}, embed]. {again}.")
+  return vectors
+
+
+def digest_of(lines: Iterable[jsonl_io.Line]) -> tuple[int, str]:
+  """Returns the number of lines and a digest of their texts, as the record of a run has them."""
   digest, number = hashlib.sha256(), 0
   for line in lines:
     number = line.number

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import io
 import json
 import os
@@ -76,15 +77,15 @@ def _has_rows(path: str) -> bool:
   return is_table(path) or bool(_JSON.search(path))
 
 
-def location(path: str, number: int = 0) -> str:
+def location(path: str, number: int = 0, *, option: str = "--input") -> str:
   """Returns the name of a line of the input, or of the whole input, for messages."""
   name = "standard input" if path == PIPE else path
   if _has_rows(path) and number:
-    return f"--input: {name}, row {number}"
-  return f"--input: {name}, line {number}" if number else f"--input: {name}"
+    return f"{option}: {name}, row {number}"
+  return f"{option}: {name}, line {number}" if number else f"{option}: {name}"
 
 
-def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
+def read(path: str, *, field: str = "", form: Form = TEXTS, option: str = "--input") -> Iterator[Line]:
   """Yields the lines of an input.
 
   Args:
@@ -94,24 +95,25 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
       texts.
     field: of an object, with its text; "": `form.field`.
     form: of the lines.
+    option: of the path, for messages.
 
   Raises:
     UserError: the input is unreadable or empty; or a line, which the message names, is not UTF-8, not an
       object, or lacks the field.
   """
-  number = 0
+  number, where_of = 0, functools.partial(location, path, option=option)
   if _has_rows(path):
-    for number, values in enumerate(_table_rows(path, (field,) if field else (*form.columns, form.field)), 1):
+    for number, values in enumerate(_table_rows(path, option, (field,) if field else (*form.columns, form.field)), 1):
       # A table keeps all columns, including the text.
-      text, _ = _taken(dict(values), field or form.field, location(path, number), form, named=bool(field))
+      text, _ = _taken(dict(values), field or form.field, where_of(number), form, named=bool(field))
       yield Line(number, text if text.strip() else "", values)
     if not number:
-      raise UserError(f"{location(path)} has no row; give at least one row below the column names")
+      raise UserError(f"{where_of()} has no row; give at least one row below the column names")
     return
-  as_json = _is_json(path, field, form)
-  with _open_input(path) as file:
+  as_json = _is_json(path, field, form, option)
+  with _open_input(path, option) as file:
     for number, content in enumerate(file, 1):  # noqa: B007  the last number is needed below
-      where = location(path, number)
+      where = where_of(number)
       text = _decoded(content, where)
       if number == 1:
         text = text.removeprefix("\ufeff")  # byte order mark of Windows editors
@@ -120,17 +122,17 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
         text, other_fields = _parsed(text, field or form.field, where, form, named=bool(field))
       yield Line(number, text if text.strip() else "", other_fields)
   if not number:
-    raise UserError(f"{location(path)} is empty; give at least one line")
+    raise UserError(f"{where_of()} is empty; give at least one line")
 
 
-def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _table_rows(path: str, option: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
   """Yields the rows of a table with JSON values; the columns in `read` must not be bytes."""
   from t2t.data.sources import tables, text_files
 
-  for row in tables.read_rows(text_files.find_files(path, where="--input"), where="--input"):
+  for row in tables.read_rows(text_files.find_files(path, where=option), where=option):
     if binary := [name for name in read if isinstance(row.values.get(name), bytes)]:
       raise UserError(
-        f"--input: {row.location}: column {binary[0]!r} is binary and not UTF-8; convert the column to text"
+        f"{option}: {row.location}: column {binary[0]!r} is binary and not UTF-8; convert the column to text"
       )
     yield json.loads(json.dumps(dict(row.values), default=str))
 
@@ -152,7 +154,7 @@ def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str)
   return Line(number, line_text if line_text.strip() else "", other_fields)
 
 
-def _is_json(path: str, field: str, form: Form) -> bool:
+def _is_json(path: str, field: str, form: Form, option: str) -> bool:
   if path == PIPE:
     return bool(field or form.needs or form.may or len(form.columns) > 1)
   name = path[: len(path) - len(compression.ending(path))].lower()
@@ -161,8 +163,8 @@ def _is_json(path: str, field: str, form: Form) -> bool:
   if not name.endswith(".txt"):
     packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{location(path)}: unknown file type. Give .txt (an input on each line), .jsonl (an object on each line), "
-      f"a table (.tsv, .csv, .parquet, .json), or - for standard input. Files may be compressed ({packed})."
+      f"{location(path, option=option)}: unknown file type. Give .txt (an input on each line), .jsonl (an object on "
+      f"each line), a table (.tsv, .csv, .parquet, .json), or - for standard input. Files may be compressed ({packed})."
     )
   if field:
     raise UserError(
@@ -172,20 +174,20 @@ def _is_json(path: str, field: str, form: Form) -> bool:
 
 
 @contextlib.contextmanager
-def _open_input(path: str) -> Iterator[io.IOBase]:
+def _open_input(path: str, option: str) -> Iterator[io.IOBase]:
   if path == PIPE:
     yield sys.stdin.buffer
     return
   if not gcs.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
-    raise UserError(f"{location(path)}: no such file; check the path")
+    raise UserError(f"{location(path, option=option)}: no such file; check the path")
   try:
     with gcs.open_binary(path) if gcs.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
-      yield compression.checked(file, path, where="--input")
+      yield compression.checked(file, path, where=option)
   except compression.DAMAGED as error:
-    raise UserError(f"{location(path)}: {compression.damage(path, error)}") from error
+    raise UserError(f"{location(path, option=option)}: {compression.damage(path, error)}") from error
   except OSError as error:
     raise UserError(
-      f"{location(path)} cannot be read ({error.strerror or error}); check the path and its permissions"
+      f"{location(path, option=option)} cannot be read ({error.strerror or error}); check the path and its permissions"
     ) from error
 
 
