@@ -72,7 +72,7 @@ def evaluate(options: argparse.Namespace, paths: Mapping[str, str], *, has_mean:
   source = select_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   names = ("batch_size", "normalize", "form", "max_tokens", "stride", "pseudo_likelihood")
-  run_options = run.Options(**{name: getattr(options, name) for name in names}, **settings)
+  run_options = run.SuiteOptions(**{name: getattr(options, name) for name in names}, **settings)
   mesh = batch_inference.make_mesh(options.tensor)
   run.evaluate(paths, source, mesh, options.workdir, run_options, shows_groups=options.groups, has_mean=has_mean)
 

@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
   if options.kind == "words" and options.pool != "mean":
     raise UserError(f"--pool {options.pool}: a word has the mean of the states of its tokens. Leave out --pool.")
   gcs.check_folder(options.workdir, where="--workdir ")
-  evaluation = vectors.read(options.kind, options.files, vectors.Options(options.margin))
+  evaluation = vectors.read(options.kind, options.files, vectors.VectorOptions(options.margin))
   source, longest = embed.open_source(options)
   mesh = batch_inference.make_mesh(options.tensor)
   encoder = encoding.TextEncoder(

@@ -177,7 +177,9 @@ def test_correlations_and_intervals_are_those_of_scipy(tmp_path):
   glue = ["index\tsentence1\tsentence2\tscore", *(f'{i}\ta "{i}\tb\t{score}' for i, score in enumerate(scores))]
   (tmp_path / "dev.tsv").write_text("\n".join(glue) + "\n")
   (tmp_path / "sts-dev.csv").write_text("".join(f'm\tf\ty\t{i}\t{s}\ta "{i}\tb\tmore\n' for i, s in enumerate(scores)))
-  one, other = (vectors.read("sts", [str(tmp_path / name)], vectors.Options()) for name in ("dev.tsv", "sts-dev.csv"))
+  one, other = (
+    vectors.read("sts", [str(tmp_path / name)], vectors.VectorOptions()) for name in ("dev.tsv", "sts-dev.csv")
+  )
   assert [text.text for text in one.texts] == [text.text for text in other.texts] and one.texts[2].text == 'a "1'
   (result,) = one.results(x)
   assert result.metrics == other.results(x)[0].metrics
@@ -242,7 +244,7 @@ def test_accuracy_of_both_directions(tmp_path):
   folder.mkdir()
   for name, sentences in (("fra", "abcd"), ("eng", "wxyz")):
     (folder / f"tatoeba.fra-eng.{name}").write_text("".join(f"{x}\n" for x in sentences))
-  evaluation = vectors.read("bitext", [str(folder)], vectors.Options())
+  evaluation = vectors.read("bitext", [str(folder)], vectors.VectorOptions())
   sides = np.eye(4), np.eye(4)[[0, 0, 2, 1]]
   to_eng, to_fra = evaluation.results(np.concatenate(sides).astype(np.float32))
   assert [text.text for text in evaluation.texts] == [*"abcdwxyz"]
@@ -280,7 +282,7 @@ def test_bad_files(kind, contents, message, tmp_path):
     with open(path, "w") as file:
       file.write(content)
   with pytest.raises(UserError, match=message):
-    vectors.read(kind, paths, vectors.Options())
+    vectors.read(kind, paths, vectors.VectorOptions())
 
 
 def test_words_of_a_table():

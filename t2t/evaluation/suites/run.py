@@ -19,11 +19,11 @@ from t2t.inference import option_scores, pseudo_likelihood, text_scores
 from t2t.runtime import hosts
 from t2t.storage import gcs
 
-_PSEUDO_LIKELIHOOD = pseudo_likelihood.DEFAULT  # `Options` has a field with the name of the module
+_PSEUDO_LIKELIHOOD = pseudo_likelihood.DEFAULT  # `SuiteOptions` has a field with the name of the module
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class SuiteOptions:
   """Options of the commands; "" and 0 are the defaults.
 
   batch_size: rows of a batch, over all devices.
@@ -46,7 +46,7 @@ class Options:
 
 
 def prepare(
-  paths: Mapping[str, str], source: pretrained.Source, mesh: jax.sharding.Mesh, options: Options
+  paths: Mapping[str, str], source: pretrained.Source, mesh: jax.sharding.Mesh, options: SuiteOptions
 ) -> list[scoring_lib.Prepared]:
   """Reads and encodes suites, and reports items that are longer than the model; loads no parameters.
 
@@ -54,7 +54,7 @@ def prepare(
     paths: suite -> its file or folder.
     source: the checkpoint.
     mesh: on which its parameters are loaded.
-    options: see `Options`.
+    options: see `SuiteOptions`.
 
   Raises:
     UserError: a file is missing or damaged, or an option does not fit the model.
@@ -103,7 +103,7 @@ def evaluate(
   source: pretrained.Source,
   mesh: jax.sharding.Mesh,
   workdir: str,
-  options: Options,
+  options: SuiteOptions,
   *,
   shows_groups: bool = False,
   has_mean: bool = False,

@@ -12,7 +12,7 @@ from t2t.evaluation.results import Result
 from t2t.evaluation.vectors.encoding import Sentence
 
 
-class Options(NamedTuple):
+class VectorOptions(NamedTuple):
   """Options of `t2t vectors` that an evaluation may read.
 
   margin: key of `bitext.MARGINS`.
@@ -44,7 +44,7 @@ EVALUATIONS = {
 }
 
 
-def read(kind: str, paths: Sequence[str], options: Options) -> VectorEvaluation:
+def read(kind: str, paths: Sequence[str], options: VectorOptions) -> VectorEvaluation:
   """Reads the files of an evaluation.
 
   Args:

@@ -11,7 +11,7 @@ from t2t import UserError
 from t2t.evaluation import intervals, item_statistics
 from t2t.evaluation.item_statistics import Statistics
 from t2t.evaluation.results import Answer, Result
-from t2t.evaluation.vectors import Options, encoding, files, nearest
+from t2t.evaluation.vectors import VectorOptions, encoding, files, nearest
 from t2t.inference import ties
 from t2t.storage import gcs
 
@@ -85,7 +85,7 @@ class Bitext:
       )
 
 
-def read(paths: Sequence[str], options: Options) -> Bitext:
+def read(paths: Sequence[str], options: VectorOptions) -> Bitext:
   """Reads FILE FILE: sentences and their translations; or FOLDER with tatoeba.xxx-yyy.xxx and tatoeba.xxx-yyy.yyy."""
   if len(paths) == 2:
     return Bitext([ParallelFile(paths, _languages(paths))], options.margin)

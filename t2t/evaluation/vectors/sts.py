@@ -9,7 +9,7 @@ import rich.console
 from t2t.evaluation import intervals, item_statistics
 from t2t.evaluation.item_statistics import Statistics
 from t2t.evaluation.results import Answer, Result
-from t2t.evaluation.vectors import Options, encoding, files, single
+from t2t.evaluation.vectors import VectorOptions, encoding, files, single
 
 # Columns of sts-train.csv, sts-dev.csv and sts-test.csv of the STS benchmark, which have no header
 _HEADLESS = {"score": 4, "sentence1": 5, "sentence2": 6}
@@ -35,7 +35,7 @@ class SentencePairs:
     """Prints nothing, because all figures are metrics."""
 
 
-def read(paths: Sequence[str], options: Options) -> SentencePairs:
+def read(paths: Sequence[str], options: VectorOptions) -> SentencePairs:
   """Reads FILE: a tab-separated table with the columns sentence1, sentence2 and score; or the benchmark's sts-*.csv."""
   del options
   path = single("sts", paths)

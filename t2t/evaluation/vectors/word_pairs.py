@@ -11,7 +11,7 @@ import rich.text
 
 from t2t import UserError
 from t2t.evaluation.results import Result
-from t2t.evaluation.vectors import Options, encoding, files, single, sts, words
+from t2t.evaluation.vectors import VectorOptions, encoding, files, single, sts, words
 
 _MOST_SHOWN = 20  # pairs in the table
 
@@ -47,7 +47,7 @@ class WordPairs:
         console.print(f"{len(result.answers) - _MOST_SHOWN:,} further pairs are in the file of predictions")
 
 
-def read(paths: Sequence[str], options: Options) -> WordPairs:
+def read(paths: Sequence[str], options: VectorOptions) -> WordPairs:
   """Reads FILE: a tab-separated table with sentence1, sentence2, and either word or marks: Kids [[play]] outside.
 
   The column word2 has the word of sentence2 if it differs, and the column score is correlated with the cosines.

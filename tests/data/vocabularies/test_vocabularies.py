@@ -192,7 +192,7 @@ def byte_level(folder):
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "byte_fallback", "byte_level", "bytes"])
 def test_bytes_of_tokens_are_those_of_the_text(kind, tmp_path):
-  """Of a text after one space, which SentencePiece adds; EOS and sentinels have none."""
+  """SentencePiece adds a space before the text; EOS and sentinels have no bytes."""
   made = {
     "sentencepiece": lambda: vocabularies.load(trained(tmp_path), extra_ids=2),
     "byte_fallback": lambda: vocabularies.load(

@@ -175,7 +175,7 @@ def test_bad_input_is_refused_before_the_model_is_loaded(arguments, message, fil
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_held_out_losses_of_text_have_bits_per_byte(architecture):
-  """Of bytes: at least those of the loss, because EOS and sentinels are targets without bytes; not of an encoder."""
+  """A byte has at least the loss of a token, because EOS and sentinels have no bytes; an encoder prints none."""
   lines = (trained.workdir(architecture) / "metrics.jsonl").read_text().splitlines()
   (row,) = [row for row in map(json.loads, lines) if "eval/loss" in row]
   assert ("eval/bits_per_byte" in row) == ("eval/perplexity" in row) == (architecture != "encoder_only")
