@@ -89,9 +89,8 @@ def main(argv: list[str]) -> None:
   for index, layer in enumerate(encoder.layers):
     of_layer = evaluation.results(text_vectors[:, index])
     if len(encoder.layers) > 1:
-      console.print(f"layer {layer}")
       of_layer = [dataclasses.replace(result, task=f"{result.task}_layer_{layer}") for result in of_layer]
-    evaluation.show(of_layer, console)
+    evaluation.show(of_layer, console, layer=f"layer {layer}" if len(encoder.layers) > 1 else "")
     all_results += of_layer
   if any(result.metrics for result in all_results):
     results.print_table(all_results, console, has_means=False)

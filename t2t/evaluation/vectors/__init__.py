@@ -32,8 +32,8 @@ class VectorEvaluation(Protocol):
   def results(self, vectors: np.ndarray) -> list[Result]:
     """Returns the results of vectors, float32 [texts, embed]."""
 
-  def show(self, results: Sequence[Result], console: rich.console.Console) -> None:
-    """Prints figures that are not metrics."""
+  def show(self, results: Sequence[Result], console: rich.console.Console, *, layer: str) -> None:
+    """Prints figures that are not metrics, under the name of the layer, if there are several."""
 
 
 # Kind -> module with read(paths, options) -> VectorEvaluation; its docstring describes the files

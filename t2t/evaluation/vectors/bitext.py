@@ -73,8 +73,10 @@ class Bitext:
         results.append(_result(pair, source, target, retrieved))
     return results
 
-  def show(self, results: Sequence[Result], console: rich.console.Console) -> None:
+  def show(self, results: Sequence[Result], console: rich.console.Console, *, layer: str) -> None:
     """Prints the score, and the mean accuracy of several pairs of languages in each direction."""
+    if layer:
+      console.print(layer)
     rule = "cosine" if self._margin == "absolute" else f"{self._margin} margin of the cosine, {NEIGHBOURS} neighbours"
     console.print(f"score of a pair: {rule}")
     if len(self._pairs) > 1:

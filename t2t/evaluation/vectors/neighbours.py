@@ -213,10 +213,10 @@ def record(query: Sentence, encoded: encoding.EncodedSentence, neighbours: Seque
 def print_table(query: Sentence, neighbours: Sequence[Neighbour], console: rich.console.Console) -> None:
   """Prints a query and its neighbours, with marks around words; a long line is shortened."""
   console.print(rich.text.Text("query: ").append(shown(query.text, query.words[0] if query.words else None)))
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
   for heading, width in (("cosine", 7), ("line", 1 + len(f"{max((x.line.number for x in neighbours), default=0):,}"))):
     table.add_column(heading, justify="right", no_wrap=True, min_width=width)
-  table.add_column("text", no_wrap=True, overflow="ellipsis")
+  table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
   for neighbour in neighbours:
     text = rich.text.Text(shown(neighbour.line.text, neighbour.word))
     table.add_row(f"{neighbour.score:.4f}", f"{neighbour.line.number:,}", text)

@@ -31,7 +31,7 @@ class SentencePairs:
   def results(self, vectors: np.ndarray) -> list[Result]:
     return [correlated("sts", self._split, self.texts, cosines(vectors), self._scores)]
 
-  def show(self, results: Sequence[Result], console: rich.console.Console) -> None:
+  def show(self, results: Sequence[Result], console: rich.console.Console, *, layer: str) -> None:
     """Prints nothing, because all figures are metrics."""
 
 

@@ -32,8 +32,12 @@ class WordPairs:
       return [sts.correlated("words", self._split, texts, similarity, self._scores)]
     return [Result("words", self._split, {}, sts.answers_of(texts, similarity, None))]
 
-  def show(self, results: Sequence[Result], console: rich.console.Console) -> None:
-    """Prints the cosines of the first pairs."""
+  def show(self, results: Sequence[Result], console: rich.console.Console, *, layer: str) -> None:
+    """Prints the cosines of the first pairs, if no scores summarize them."""
+    if self._scores is not None:
+      return
+    if layer:
+      console.print(layer)
     for result in results:
       table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
       table.add_column("cosine", justify="right", no_wrap=True)
