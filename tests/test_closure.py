@@ -17,8 +17,8 @@ from t2t.training import callbacks
 MOST = {
   "train": (162, 31_300),
   "plan": (98, 20_100),
-  "eval": (182, 38_600),
-  "infer": (139, 28_800),
+  "eval": (182, 38_700),
+  "infer": (139, 28_900),
 }
 
 

@@ -39,12 +39,14 @@ class ScoredRow(NamedTuple):
 
   scored: positions in the target; None: all.
   masked: positions in the target that an encoder reads as masks; None: those of `scored`.
+  start: first input of a decoder-only model; None: BOS. A window within a text starts with the token before it.
   """
 
   prompt: Tokens
   target: Tokens
   scored: Sequence[int] | None = None
   masked: Sequence[int] | None = None
+  start: int | None = None
 
   @property
   def weights(self) -> list[int]:
@@ -106,8 +108,10 @@ def scored_features(
   if kind.is_decoder_only:
     whole = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
     read = [[0 if framing.causal else 1] * (len(prompt) + 1) for prompt in prompts]
+    starts = [framing.bos_id if row.start is None else row.start for row in rows]
+    inputs = [[start, *tokens[:-1]] for start, tokens in zip(starts, whole, strict=True)]
     return {
-      "decoder_input_tokens": padded([[framing.bos_id, *tokens[:-1]] for tokens in whole], width, framing.pad_id),
+      "decoder_input_tokens": padded(inputs, width, framing.pad_id),
       "decoder_target_tokens": padded(whole, width, framing.pad_id),
       "decoder_segment_ids": padded([[1] * len(tokens) for tokens in whole], width, 0),
       "decoder_causal_attention": padded(read, width, 0),
@@ -175,6 +179,11 @@ class Predictor:
   def config(self) -> TransformerConfig:
     """Configuration of the model."""
     return self._config
+
+  @property
+  def mesh(self) -> jax.sharding.Mesh:
+    """Mesh on which the parameters are loaded."""
+    return self._mesh
 
   @property
   def framing(self) -> PromptFraming:
@@ -264,6 +273,31 @@ class Predictor:
     Raises:
       UserError: a row has more tokens than the model has positions.
     """
+    outputs: list[np.ndarray] = []
+    for indices, features in self.scored_batches(rows):
+      with jax.set_mesh(self._mesh):
+        arrays = [gathered(x)[: len(indices)] for x in program(params, features)]
+      outputs = outputs or [np.zeros((len(rows), *x.shape[1:]), x.dtype) for x in arrays]
+      for output, x in zip(outputs, arrays, strict=True):
+        output[indices] = x
+      if on_batch is not None:
+        batch = [rows[i] for i in indices]
+        on_batch(len(indices), sum(len(row.target) if row.scored is None else len(row.scored) for row in batch))
+    return outputs
+
+  def scored_batches(
+    self, rows: Sequence[ScoredRow], *, most_tokens: int = 0
+  ) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
+    """Yields the indices of the rows of each batch, which have one width, and the features on the mesh.
+
+    Args:
+      rows: prompts and targets.
+      most_tokens: maximum positions of a batch, which has a row for each index, up to a power of two; 0: all batches
+        have `batch_size` rows.
+
+    Raises:
+      UserError: a row has more tokens than the model has positions.
+    """
     architecture, framing, most = self._config.architecture, self._framing, self._config.most_positions
     lengths = [_scored_lengths(row, architecture=architecture, framing=framing) for row in rows]
     longest = max((max(row_lengths) for row_lengths in lengths), default=0)
@@ -273,19 +307,17 @@ class Predictor:
         f"config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
       )
     widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in row_lengths) for row_lengths in lengths]
-    outputs: list[np.ndarray] = []
-    for width, indices in by_width(widths, self._rows):
-      batch = [rows[i] for i in indices]
-      features = scored_features(batch, width, architecture=architecture, framing=framing)
-      features = predicted_last(self._config, features, framing.mask_id)
-      with jax.set_mesh(self._mesh):
-        arrays = [gathered(x)[: len(indices)] for x in program(params, self._placed(features))]
-      outputs = outputs or [np.zeros((len(rows), *x.shape[1:]), x.dtype) for x in arrays]
-      for output, x in zip(outputs, arrays, strict=True):
-        output[indices] = x
-      if on_batch is not None:
-        on_batch(len(indices), sum(len(row.target) if row.scored is None else len(row.scored) for row in batch))
-    return outputs
+    shards = sharding.num_shards("batch", self._mesh)
+    for width, same_width in by_width(widths, max(1, len(rows) if most_tokens else self._rows)):
+      size = self._rows
+      if most_tokens:
+        size = min(1 << (len(same_width) - 1).bit_length(), max(1, most_tokens // max(width)))
+        size = -(-size // shards) * shards
+      for start in range(0, len(same_width), size):
+        indices = same_width[start : start + size]
+        features = scored_features([rows[i] for i in indices], width, architecture=architecture, framing=framing)
+        features = predicted_last(self._config, features, framing.mask_id)
+        yield indices, placed(features, size, self._sharding)
 
   def _trimmed(self, tokens: np.ndarray) -> list[int]:
     ends = np.flatnonzero(tokens == self._framing.eos_id)

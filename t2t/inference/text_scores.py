@@ -187,8 +187,7 @@ class Scorer:
     for item in items:
       text = ScoredText(*item)
       layout = self.layout(text)
-      for window in layout.windows:
-        rows += self._window_rows(layout, window)
+      rows += self.rows(layout)
       ends.append(len(rows))
       facts.append((layout.num_tokens, self._num_bytes(text), len(layout.windows) or 1, layout.num_cut))
     share = len(items) / max(len(rows), 1)
@@ -267,6 +266,10 @@ class Scorer:
       spans = windows(length, width, self.stride, first=first, is_causal=self._kind.is_generative)
     num_cut += min(spans[0].start, inside)
     return TextLayout(prompt, target, inside, spans, len(target) - unscored, num_cut)
+
+  def rows(self, layout: TextLayout) -> list[predictor.ScoredRow]:
+    """Returns the rows of a text; together they score each token once, from first to last."""
+    return [row for window in layout.windows for row in self._window_rows(layout, window)]
 
   def _window_rows(self, layout: TextLayout, window: ScoredWindow) -> list[predictor.ScoredRow]:
     inside, (start, end, first, last) = layout.inside, window

@@ -1,4 +1,4 @@
-"""Log-probabilities of each token of a text given the previous tokens, and the likeliest alternatives."""
+"""Log-probabilities of each token of a text, and the likeliest alternatives."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,15 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.inference import decoding, predictor, prompt_features
-from t2t.models.architecture import Batch
-from t2t.models.config import TransformerConfig
+from t2t.inference import decoding, predictor, text_scores
+from t2t.models.architecture import Batch, predicted_side
 from t2t.param_tree import Params
 
 TOP = 5  # number of likeliest tokens per position
 _CHUNK_TOKENS = 512  # positions with logits in memory at one time
-_ROWS_TOKENS = 2_048  # positions per batch; attention probabilities take memory quadratic in the row length
-_NO_LIMIT = 1 << 30
+ROWS_TOKENS = 2_048  # positions per batch; attention probabilities take memory quadratic in the row length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +34,59 @@ class Likelihoods:
   log_p_of: np.ndarray
 
 
+class TokenScorer:
+  """Scores each token of continuations with the model and the framing of a scorer.
+
+  Args:
+    scorer: of the model.
+    vocab_size: number of ids with a token; embedding rows beyond have none.
+  """
+
+  def __init__(self, scorer: text_scores.Scorer, *, vocab_size: int):
+    self._scorer, config = scorer, scorer.reader.config
+    most = min(vocab_size, config.vocab_size)
+    self._program = jax.jit(functools.partial(_log_probabilities, scorer.reader.graphdef, most))
+
+  def __call__(self, params: Params, items: Sequence[text_scores.ScoredText]) -> list[Likelihoods]:
+    """Returns the log-probabilities of the tokens of each continuation; EOS counts if the continuation has it.
+
+    Args:
+      params: nested dict.
+      items: prefixes and continuations, as the scorer takes them.
+
+    Raises:
+      UserError: a text has more tokens than the model has positions, or a log-probability is NaN or Inf.
+    """
+    groups = [self._scorer.rows(self._scorer.layout(item)) for item in items]
+    rows = [row for group in groups for row in group]
+    parts = [joined([])] * len(rows)
+    reader = self._scorer.reader
+    for indices, features in reader.scored_batches(rows, most_tokens=ROWS_TOKENS):
+      with jax.set_mesh(reader.mesh):
+        outputs = self._program(params, features)
+      weights, *arrays = (predictor.gathered(x) for x in outputs)
+      for row, index in enumerate(indices):
+        parts[index] = Likelihoods(*(x[row][weights[row] > 0] for x in arrays))
+    if not all(np.isfinite(part.log_p).all() for part in parts):
+      raise UserError("--checkpoint: the model produced a token probability of NaN or Inf; use a different checkpoint")
+    ordered = iter(parts)
+    return [joined([next(ordered) for _ in group]) for group in groups]
+
+
+def joined(parts: Sequence[Likelihoods]) -> Likelihoods:
+  """Returns the tokens of several parts of a text in order; no tokens without parts."""
+  if not parts:
+    return Likelihoods(np.zeros(0, np.float32), np.zeros((0, TOP), np.int32), np.zeros((0, TOP), np.float32))
+  columns = zip(*((part.log_p, part.ids, part.log_p_of) for part in parts), strict=True)
+  return Likelihoods(*map(np.concatenate, columns))
+
+
 def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
-  """Returns log-probabilities of the targets, [batch, length], and ids and values of the likeliest, [batch, length,
-  top].
+  """Returns loss weights and log-probabilities of the targets, [batch, length], and ids and values of the likeliest,
+  [batch, length, top].
   """
   model = nnx.merge(graphdef, params)
+  side = predicted_side(batch)
   hidden, logits_fn = model(batch), model.logits_fn()
   rows, length = hidden.shape[:2]
   size = max(1, min(length, _CHUNK_TOKENS // rows))
@@ -58,66 +104,9 @@ def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch:
     values, ids = decoding.largest(log_p[..., :most], min(TOP, most))
     return jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], ids, values
 
-  chunked = jax.lax.map(score_chunk, (split(hidden), split(batch["decoder_target_tokens"])))
-  return tuple(jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[:, :length] for x in chunked)
-
-
-class Teller:
-  """Computes token log-probabilities with one generative model; compiles once for each batch shape.
-
-  Args:
-    config: of the model.
-    graphdef: structure of the model; each call takes the parameters.
-    mesh: on which the parameters are loaded.
-    framing: special ids around a text.
-    vocab_size: number of ids with a token.
-  """
-
-  def __init__(
-    self,
-    config: TransformerConfig,
-    graphdef: nnx.GraphDef,
-    mesh: jax.sharding.Mesh,
-    framing: prompt_features.PromptFraming,
-    *,
-    vocab_size: int,
-  ):
-    self._config, self._mesh, self._framing = config, mesh, framing
-    self._program = jax.jit(functools.partial(_log_probabilities, graphdef, min(vocab_size, config.vocab_size)))
-
-  def __call__(self, params: Params, prompt: Sequence[int], targets: Sequence[Sequence[int]]) -> list[Likelihoods]:
-    """Returns the log-probabilities of each target after the prompt; EOS counts if the target has it.
-
-    Args:
-      params: nested dict.
-      prompt: token ids; empty to score a decoder-only model from its first token.
-      targets: token ids of several texts.
-    """
-    reads_apart = self._config.kind.has_encoder_and_decoder
-    longest = max(map(len, targets))
-    lengths = (len(prompt), longest) if reads_apart else (len(prompt) + longest,)
-    most = self._config.most_positions or _NO_LIMIT
-    widths = [predictor.bucket(max(length, 1), most) for length in lengths]
-    rows = min(max(1, _ROWS_TOKENS // max(widths)), 1 << (len(targets) - 1).bit_length())
-    start, results = 0 if reads_apart else len(prompt), []
-    for first in range(0, len(targets), rows):
-      batch_targets = targets[first : first + rows]
-      arrays = self._tell(params, [predictor.ScoredRow(prompt, target) for target in batch_targets], widths, rows)
-      for row, target in enumerate(batch_targets):
-        results.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
-    if not all(np.isfinite(result.log_p).all() for result in results):
-      raise UserError("--checkpoint: the model produced a token probability of NaN or Inf; use a different checkpoint")
-    return results
-
-  def _tell(
-    self, params: Params, scored_rows: list, widths: Sequence[int], rows: int
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    scored_rows = scored_rows + scored_rows[:1] * (rows - len(scored_rows))
-    batch = predictor.scored_features(
-      scored_rows, widths, architecture=self._config.architecture, framing=self._framing
-    )
-    with jax.set_mesh(self._mesh):
-      return jax.device_get(self._program(params, batch))
+  chunked = jax.lax.map(score_chunk, (split(hidden), split(batch[f"{side}_target_tokens"])))
+  outputs = (jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[:, :length] for x in chunked)
+  return batch[f"{side}_loss_weights"], *outputs
 
 
 def unique(texts: Sequence[str]) -> list[str]:

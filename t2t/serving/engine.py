@@ -11,7 +11,15 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.inference import adapter_routing, decoding, predictor, prompt_builder, prompt_features, token_logprobs
+from t2t.inference import (
+  adapter_routing,
+  decoding,
+  predictor,
+  prompt_builder,
+  prompt_features,
+  text_scores,
+  token_logprobs,
+)
 from t2t.models.config import TransformerConfig
 from t2t.serving import attention_maps
 
@@ -45,7 +53,8 @@ class PartialText:
 class Prompt:
   """Tokens that a model reads before it generates.
 
-  start: BOS or EOS at the start of a decoder-only prompt, if the prompt gives it.
+  start: tokens without a log-probability: a BOS or EOS that begins a decoder-only prompt, and what
+    the encoder of an encoder-decoder reads before a prompt that is scored.
   tokens: ids after the model's own BOS, with EOS if the model's prompts end in it.
   ends_in_space: whether the text ended in whitespace that the vocabulary drops.
   """
@@ -133,7 +142,7 @@ class Ready:
     # One program per choice of options; the least recently used are freed.
     self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
     self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
-    self._teller, self._maps = functools.cache(self._make_teller), functools.cache(self._make_maps)
+    self._scorer, self._maps = functools.cache(self._make_scorer), functools.cache(self._make_maps)
     self._compiled: set[tuple] = set()
 
   @property
@@ -162,7 +171,12 @@ class Ready:
 
     A BOS or EOS at the start of a decoder-only prompt, as an id or spelled out, replaces the model's own.
     Evaluation harnesses start texts with either, whatever the model was trained with.
+
+    An encoder-decoder reads a prompt that is given for scoring up to its first EOS in the encoder, and predicts the
+    rest. Without EOS the encoder reads EOS alone, as in the harness' perplexities.
     """
+    if as_given and self.config.kind.has_encoder_and_decoder:
+      return self._divided(prompt, adapter)
     end = [self._framing.eos_id] if self.ends_prompts else []
     if isinstance(prompt, str):
       names = {self.token_texts[start]: start for start in self._starts}
@@ -176,6 +190,15 @@ class Ready:
     tokens = list(prompt[len(start) :])
     return Prompt(start, tokens if tokens[-1:] == end else tokens + end)
 
+  def _divided(self, prompt: str | Sequence[int], adapter: str) -> Prompt:
+    end = self._framing.eos_id
+    if isinstance(prompt, str):
+      inputs, has_end, target = prompt.partition(self.token_texts[end])
+      encode = self.prompts[adapter].encode
+      return Prompt((*encode(inputs), end), encode(target)) if has_end else Prompt((), encode(prompt))
+    size = list(prompt).index(end) + 1 if end in prompt else 0
+    return Prompt(tuple(prompt[:size]), list(prompt[size:]))
+
   def continued(self, prompt: Prompt, tokens: Sequence[int]) -> str:
     """Returns the text that tokens add to a prompt, including the space between; for an encoder-decoder, their own
     text.
@@ -187,12 +210,12 @@ class Ready:
 
   def parts(self, prompt: Prompt, tokens: Sequence[int], *, echo: bool) -> list[str]:
     """Returns the text that each token adds; with `echo` the prompt comes first, special tokens by name."""
-    if not self.config.kind.is_decoder_only:
-      return token_logprobs.pieces(self.decode, tokens)
     if echo:
       texts = self._continuation_texts([], [*prompt.ids, *tokens])
       named = [self.token_texts[token] if token in self._framing_ids else "" for token in prompt.ids]
       return [name or text for name, text in zip(named + [""] * len(tokens), texts, strict=True)]
+    if not self.config.kind.is_decoder_only:
+      return token_logprobs.pieces(self.decode, tokens)
     texts = self._continuation_texts(prompt.tokens, tokens)
     if prompt.ends_in_space and texts:
       first = next((number for number, text in enumerate(texts) if text), 0)
@@ -272,22 +295,28 @@ class Ready:
   ) -> list[tuple[list[int], token_logprobs.Likelihoods]]:
     """Returns tokens (including EOS if generated) and log-probabilities of each text after the prompt."""
     ids = [[*row.tokens, *([self._framing.eos_id] if row.ended else [])] for row in texts]
-    return list(zip(ids, self.tell(prompt, ids, name), strict=True))
+    return list(zip(ids, self.tell([(prompt, row_ids) for row_ids in ids], name), strict=True))
 
-  def tell(
-    self, prompt: Sequence[int], targets: Sequence[Sequence[int]], name: str
-  ) -> list[token_logprobs.Likelihoods]:
-    """See `token_logprobs.Teller`."""
-    return self._teller(self._alike[name])(self.params[name], prompt, targets)
+  def tell(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], name: str) -> list[token_logprobs.Likelihoods]:
+    """Returns the log-probabilities of each target after its prompt; EOS counts if the target has it.
+
+    Args:
+      pairs: token ids of prompts and targets; an empty prompt scores a decoder-only model from its first token.
+      name: of the adapter.
+    """
+    items = [text_scores.ScoredText(prompt, target, 0) for prompt, target in pairs]
+    return self._scorer(self._alike[name])(self.params[name], items)
 
   def next_row(self, token_likelihoods: token_logprobs.Likelihoods) -> PartialText:
     """Returns the likeliest token at the last position."""
     token, log_p = int(token_likelihoods.ids[-1][0]), float(token_likelihoods.log_p_of[-1][0])
     return PartialText([], True, log_p) if token == self._framing.eos_id else PartialText([token], False, log_p)
 
-  def _make_teller(self, name: str) -> token_logprobs.Teller:
+  def _make_scorer(self, name: str) -> token_logprobs.TokenScorer:
     model = self._models[name]
-    return token_logprobs.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=self._known)
+    options = dict(decode=None, batch_size=1, max_inputs=self.max_inputs)
+    reader = predictor.Predictor(model.config, model.graphdef, self._mesh, self._framing, **options)
+    return token_logprobs.TokenScorer(text_scores.Scorer(reader, self.vocabulary), vocab_size=self._known)
 
   def attention_map(
     self, prompt: list[int], targets: list[int], map_key: attention_maps.AttentionMapKey, name: str

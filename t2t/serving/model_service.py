@@ -14,7 +14,7 @@ from t2t.checkpoints import multi_adapter, pretrained
 from t2t.inference import adapter_routing, batch_inference, jsonl_io, predictor, row_batches
 from t2t.param_tree import Params
 from t2t.runtime import amounts
-from t2t.serving import attention_maps, engine, request_schema, routes
+from t2t.serving import attention_maps, encoder_scores, engine, openai_api, request_schema, routes, scoring
 from t2t.serving.routes import Endpoint, Event
 from t2t.storage import encoding
 
@@ -69,6 +69,9 @@ class Asker:
     self._token_texts = vocabularies.token_texts(self._vocabulary)
     self._maps = functools.cache(self._make_maps)
     self._sizes = attention_maps.sizes(source.model, (source.model.kind.answers,))
+    self._scores = None
+    if not adapters and _scores_texts(source, self._vocabulary):
+      self._scores = encoder_scores.EncoderScores(source, self._base, mesh, self._device)
 
   def about(self) -> dict[str, Any]:
     found = facts(self._source, self._base) | adapters_of(self._adapters)
@@ -91,7 +94,14 @@ class Asker:
         forms=(routes.WHOLE,),
         replies=attention_maps.REPLIES,
       ),
+      **self._scoring_endpoints(),
     }
+
+  def _scoring_endpoints(self) -> dict[str, Endpoint]:
+    if self._scores is None:
+      return {}
+    completions = openai_api.Completions(self._scores, name=self.about()["checkpoint"])
+    return {**scoring.Scoring(self._scores).endpoints(), "/v1/completions": completions.endpoint()}
 
   @property
   def models(self) -> list[str]:
@@ -187,6 +197,15 @@ class Asker:
 
   def _make_maps(self, name: str) -> attention_maps.Maps:
     return attention_maps.Maps(self._model(name).graphdef, self._mesh)
+
+
+def _scores_texts(source: pretrained.Source, vocabulary: Any) -> bool:
+  """Returns whether a model is an encoder that predicts masked tokens."""
+  from t2t.data import vocabularies
+
+  has_mask = vocabularies.find_mask_id(vocabulary) is not None
+  detects = any(head.kind == "detector" for head in source.model.heads)
+  return not source.model.kind.is_generative and has_mask and not detects and pretrained.predicts_tokens(source)
 
 
 def _example(given: Any) -> row_batches.Example:

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.inference import adapter_routing, decoding, token_logprobs
-from t2t.serving import engine, request_schema, routes, scoring
+from t2t.serving import encoder_scores, engine, request_schema, routes, scoring
 from t2t.serving.routes import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
@@ -19,7 +19,7 @@ _MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of one request, during which a
 _LENGTH = 16  # OpenAI's default of max_tokens
 
 
-_SCORE = "Leave out 'echo', or send POST /score for the log-probabilities of given targets."
+_SCORE = "Leave out 'echo', or send POST /v1/score for the log-probabilities of given targets."
 
 
 def _neutral(name: str, value: float) -> request_schema.Field:
@@ -159,11 +159,11 @@ class Completions:
   """Serves OpenAI's completions.
 
   Args:
-    model: generative model.
+    model: a generative model, or an encoder, which only scores prompts.
     name: of the base model; adapters have their own names.
   """
 
-  def __init__(self, model: engine.Ready, *, name: str):
+  def __init__(self, model: engine.Ready | encoder_scores.EncoderScores, *, name: str):
     self._ready = model
     self._adapters = {name or "t2t" if each == adapter_routing.BASE else each: each for each in model.names}
     self._fields = tuple(
@@ -218,7 +218,11 @@ class Completions:
         "max_tokens", f"'max_tokens': {said}, more than the limit of {_MAX_TOKENS:,}; split the request"
       )
     if echo:
-      self._check_echo()
+      self._check_echo(max_tokens, temperature)
+    elif not self._ready.config.kind.is_generative:
+      raise request_schema.FieldError(
+        "echo", "this model is an encoder and generates no text; give echo=true and max_tokens=0 to score the prompt"
+      )
     if stream and logprobs is not None:
       raise request_schema.FieldError(
         "logprobs", "'logprobs' is not supported with stream=true; leave out 'stream' or 'logprobs'"
@@ -279,6 +283,12 @@ class Completions:
     prompts = [self._ready.read(each, adapter, as_given=echo) for each in given]
     most = self._ready.max_inputs if told is None else self._ready.longest_text - told
     for prompt in prompts:
+      if echo and self._ready.config.kind.has_encoder_and_decoder and len(prompt.start) > self._ready.max_inputs:
+        raise scoring.TooLong(
+          "prompt",
+          f"'prompt' has {len(prompt.start):,} tokens up to EOS, more than {self._ready.max_inputs:,}, the maximum of "
+          "this model's encoder; shorten the prompt",
+        )
       if (number := len(prompt.tokens)) > most:
         behind = "" if told is None else " with echo" + (f" and max_tokens={told}" if told else "")
         raise scoring.TooLong(
@@ -287,11 +297,16 @@ class Completions:
         )
     return prompts
 
-  def _check_echo(self) -> None:
-    if self._ready.config.kind.has_encoder_and_decoder:
+  def _check_echo(self, max_tokens: int, temperature: float) -> None:
+    kind = self._ready.config.kind
+    if not kind.is_decoder_only and max_tokens > (0 if temperature and kind.is_generative else 1):
       raise request_schema.FieldError(
-        "echo", f"'echo' is not supported, because this model reads the prompt in its encoder. {_SCORE}"
+        "max_tokens",
+        f"'max_tokens' is {max_tokens}, but with 'echo' this model only scores the prompt; give max_tokens=0, or 1 "
+        "with temperature=0",
       )
+    if kind.has_encoder_and_decoder:
+      return
     if not self._ready.reads_causally:
       raise request_schema.FieldError(
         "echo", f"'echo' is not supported, because this model reads prompts in both directions. {_SCORE}"
@@ -383,15 +398,23 @@ class Completions:
 
   def _echoed(self, request: Request) -> list[tuple[engine.PartialText, token_logprobs.Likelihoods]]:
     """Returns the next token, if requested, and the log-probabilities of each prompt that is only read."""
-    ends = [self._ready.vocabulary.eos_id] if request.max_tokens else []
-    targets = [[*prompt.tokens, *ends] for prompt in request.prompts]
+    kind, end = self._ready.config.kind, self._ready.vocabulary.eos_id
+    ends = [end] if request.max_tokens and kind.is_generative else []
+    read = lambda prompt: list(prompt.start) if kind.has_encoder_and_decoder else []
+    pairs = [(read(prompt), [*prompt.tokens, *ends]) for prompt in request.prompts]
     found = []
-    for odds in self._ready.tell([], targets, request.adapter):
-      if not ends:
+    for odds in self._ready.tell(pairs, request.adapter):
+      if not request.max_tokens:
         found.append((engine.PartialText([], False, 0.0), odds))
-        continue
-      row = self._ready.next_row(odds)
-      found.append((row, dataclasses.replace(odds, log_p=np.append(odds.log_p[:-1], np.float32(row.score)))))
+      elif not kind.is_generative:
+        # A text that is given whole ends where it ends.
+        after = token_logprobs.Likelihoods(
+          np.zeros(1, np.float32), np.full((1, token_logprobs.TOP), end), np.zeros((1, token_logprobs.TOP))
+        )
+        found.append((engine.PartialText([], True, 0.0), token_logprobs.joined([odds, after])))
+      else:
+        row = self._ready.next_row(odds)
+        found.append((row, dataclasses.replace(odds, log_p=np.append(odds.log_p[:-1], np.float32(row.score)))))
     return found
 
   def _told(

@@ -1,18 +1,18 @@
-"""`POST /score`: log-probabilities of given targets, equal to `t2t.load(...).score`."""
+"""`POST /v1/score` and `/score`: log-probabilities of given targets, equal to `t2t.load(...).score`."""
 
 from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
 from t2t.inference import adapter_routing
-from t2t.serving import engine, request_schema, routes
+from t2t.serving import encoder_scores, engine, request_schema, routes
 from t2t.serving.routes import Endpoint, Event
 
 _MAX_PAIRS = 128  # limited by the number of texts, see `request_schema.read`
 
 FIELDS = (
   request_schema.Field(
-    "inputs", "strings", 'Inputs, one for each target; may be "" for a decoder-only model.', 1, _MAX_PAIRS
+    "inputs", "strings", 'Inputs, one for each target; may be "" without an encoder-decoder.', 1, _MAX_PAIRS
   ),
   request_schema.Field(
     "targets", "strings", "Text to score after the input.", 1, _MAX_PAIRS, required=True, filled=True
@@ -42,18 +42,22 @@ class ScoringRequest:
 
 
 class Scoring:
-  """Scores targets with a generative model.
+  """Scores targets; with an encoder by pseudo-log-likelihoods.
 
   Args:
     model: used for scoring.
   """
 
-  def __init__(self, model: engine.Ready):
+  def __init__(self, model: engine.Ready | encoder_scores.EncoderScores):
     self._ready = model
     needed = dataclasses.replace(FIELDS[0], required=True, filled=model.config.kind.has_encoder_and_decoder)
     self._fields = (needed, *FIELDS[1:])
 
-  def endpoint(self) -> Endpoint:
+  def endpoints(self) -> dict[str, Endpoint]:
+    """Returns the endpoint by its paths."""
+    return dict.fromkeys(("/score", "/v1/score"), self._endpoint())
+
+  def _endpoint(self) -> Endpoint:
     return Endpoint(
       "Log-probability of each target given its input, in nats, summed over its tokens.",
       self.parse,
@@ -104,9 +108,9 @@ class Scoring:
     yield from routes.waiting(self._ready.device)
     try:
       reply: dict[str, list[Any]] = {"scores": [], "is_greedy": [], "tokens": [], "token_logprobs": []}
-      for prompt, target in request.pairs:
-        yield {"state": "scoring"}
-        (odds,) = self._ready.tell(prompt, [target], request.adapter)
+      yield {"state": "scoring"}
+      found = self._ready.tell(request.pairs, request.adapter)
+      for (_, target), odds in zip(request.pairs, found, strict=True):
         reply["scores"].append(float(odds.log_p.sum(dtype="float64")))
         reply["is_greedy"].append(bool((odds.log_p >= odds.log_p_of[:, 0]).all()))
         reply["tokens"].append([self._ready.token_names[token] for token in target])

@@ -197,7 +197,7 @@ class WritingService:
         forms=(routes.WHOLE,),
         replies=attention_maps.REPLIES,
       ),
-      "/score": scoring.Scoring(self._ready).endpoint(),
+      **scoring.Scoring(self._ready).endpoints(),
       "/v1/completions": self._completions.endpoint(),
     }
 

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import test_served_commands
 import test_server
 import trained
 
@@ -214,11 +215,12 @@ def test_long_texts_are_told_as_far_as_there_are_positions(ports):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_are_scored(kind, ports):
-  """Scores equal `score` for any generative model, including an encoder-decoder, which has no echo."""
+  """Scores equal `score` for any model, by both paths."""
   inputs, targets = ["quick dog", "lazy fox", "quick dog"], ["box", "jumps over", "jugs"]
-  status, _, content = ask(ports[kind], "POST", "/score", {"inputs": inputs, "targets": targets})
+  status, _, content = ask(ports[kind], "POST", "/v1/score", {"inputs": inputs, "targets": targets})
   found = json.loads(content)
   assert status == 200, found
+  assert json.loads(ask(ports[kind], "POST", "/score", {"inputs": inputs, "targets": targets})[2]) == found
   np.testing.assert_allclose(found["scores"], loaded(kind).score(inputs, targets), rtol=1e-4)
   ends = ["</s>"] * (kind == "encoder_decoder")
   assert found["tokens"] == [[*target, *ends] for target in targets] and len(found["is_greedy"]) == 3
@@ -231,6 +233,51 @@ def test_targets_are_scored(kind, ports):
   ):
     status, _, content = ask(ports[kind], "POST", "/score", wrong)
     assert status == 400 and message in json.loads(content)["error"], content
+
+
+def test_an_encoder_decoder_reads_an_echo_up_to_eos(ports):
+  """Tokens of the encoder have null; the others are scored as a target, by ids and by text, with and without EOS."""
+  port, model = ports["encoder_decoder"], loaded("encoder_decoder")
+  end = model.vocabulary.eos_id
+  ids = lambda text: [int(i) for i in model.tokenize([text])[0]]
+  expected = model.score(["quick dog", "quick dog"], ["box", "jugs"])
+  prompts = [[*ids("quick dog"), end, *ids(target), end] for target in ("box", "jugs")]
+  for asked in (prompts, ["quick dog</s>box", "quick dog</s>jugs"]):
+    found = complete(port, prompt=asked, **(TOLD | {"logprobs": 2}))
+    for choice, score in zip(found["choices"], expected, strict=True):
+      told = choice["logprobs"]
+      assert told["token_logprobs"][:10] == told["top_logprobs"][:10] == [None] * 10
+      assert told["tokens"][:10] == [*"quick dog", "</s>"]
+      log_p = told["token_logprobs"][10:-1]
+      if asked is prompts:
+        np.testing.assert_allclose(sum(log_p), score, rtol=1e-4)
+        assert harness(choice, 10)[0] == sum(log_p)
+  # The harness puts EOS before a text without a context; the encoder reads it alone.
+  (start,), (alone,) = (complete(port, prompt=prompt, **TOLD)["choices"] for prompt in ([end, *ids("box")], "box"))
+  assert harness(start, 1) == harness(alone, 0)
+  long = refused(port, {"prompt": [*ids("x" * 60), end, *ids("a")], **TOLD})
+  assert "'prompt' has 61 tokens up to EOS, more than 48" in long["message"]
+
+
+def test_an_encoder_scores_but_does_not_write(tmp_path):
+  """Each token of an echo given all others; scores of targets; and a clear error without echo."""
+  workdir = trained.workdir("encoder_only")
+  model = t2t.load(workdir)
+  with server.make_server(test_served_commands.service(workdir), host="127.0.0.1", port=0) as running:
+    port = running.server_port
+    found = json.loads(ask(port, "POST", "/v1/score", {"inputs": ["quick ", ""], "targets": ["dog", "box"]})[2])
+    np.testing.assert_allclose(found["scores"], model.score(["quick ", ""], ["dog", "box"]), rtol=1e-5)
+    (choice,) = complete(port, prompt="quick dog", **TOLD)["choices"]
+    (zero,) = complete(port, prompt="quick dog", **(TOLD | {"max_tokens": 0}))["choices"]
+    assert choice["text"] == zero["text"] == "quick dog" and choice["logprobs"]["tokens"] == [*"quick dog", ""]
+    np.testing.assert_allclose(harness(choice, 6)[0], found["scores"][0], rtol=1e-5)
+    assert choice["logprobs"]["token_logprobs"][:-1] == zero["logprobs"]["token_logprobs"]
+    assert choice["finish_reason"] == "stop" and choice["logprobs"]["token_logprobs"][-1] == 0
+    (framed,) = complete(port, prompt=[model.vocabulary.eos_id, *model.tokenize(["box"])[0]], **TOLD)["choices"]
+    np.testing.assert_allclose(harness(framed, 1)[0], found["scores"][1], rtol=1e-5)
+    for request in ({"prompt": "a"}, {"prompt": "a", "echo": True, "max_tokens": 3}):
+      message = refused(port, request)["message"]
+      assert "generates no text; give echo=true" in message or "only scores the prompt" in message
 
 
 def test_ids_are_what_text_is(ports):
@@ -386,7 +433,7 @@ def test_long_texts_are_told_one_by_one(monkeypatch):
     test_server.service("decoder_only").generate(text_predictor.parse(json.dumps(asked).encode()))
   )[-1]
   together = ask_all()
-  monkeypatch.setattr(token_logprobs, "_ROWS_TOKENS", 16)
+  monkeypatch.setattr(token_logprobs, "ROWS_TOKENS", 16)
   apart = ask_all()
   for one, other in zip([together, *together["alternatives"]], [apart, *apart["alternatives"]], strict=True):
     numbers = lambda text: [token["probability"] for token in text["token_probabilities"]]
@@ -486,9 +533,9 @@ REFUSED = {
     {"prompt": "a", "presence_penalty": 0.5},
     "'presence_penalty' is 0.5; give 0, or leave the field out",
   ),
-  "echo": (
-    {"prompt": "a", "echo": True},
-    "'echo' is not supported, because this model reads the prompt in its encoder. Leave out 'echo', or send POST",
+  "max_tokens  ": (
+    {"prompt": "a", "echo": True, "max_tokens": 2},
+    "'max_tokens' is 2, but with 'echo' this model only scores the prompt; give max_tokens=0, or 1 with temperature=0",
   ),
   "max_tokens ": (
     {"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024},

@@ -26,6 +26,8 @@ _TOGETHER = (
   "several texts need sampling",
   "leave out 'best_of'",
   "without 'echo'",
+  "only scores the prompt",
+  "generates no text",
   "Leave out 'echo'",
   "leave out 'stream",
   "is unknown. Known models",
@@ -95,9 +97,8 @@ def spoiled(schema, request, draw):
 def _endpoints():
   """Yields the names of all endpoints of each kind of model."""
   for kind in ("encoder_decoder", "decoder_only", "encoder_only"):
-    for path in ("/generate", "/attention", "/score", "/v1/completions"):
-      if kind != "encoder_only" or path not in ("/score", "/v1/completions"):
-        yield f"{kind}{path}"
+    for path in ("/generate", "/attention", "/v1/score", "/v1/completions"):
+      yield f"{kind}{path}"
 
 
 @functools.cache
