@@ -76,6 +76,7 @@ FLOORS = (
   "evaluation",
   "api",
   "api.loaded_model",
+  "integrations",
   "training.stage_program",
   "reports",
   "training.callbacks.first_batches",

@@ -77,19 +77,36 @@ def load(
   Raises:
     UserError: the checkpoint is missing or cannot be read.
   """
+  with in_python():
+    source = read_source(checkpoint, task=task, task_modules=task_modules, vocabulary=vocabulary)
+    return Model(
+      source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length, special_tokens=special_tokens
+    )
+
+
+def read_source(
+  checkpoint: str | os.PathLike,
+  *,
+  task: str = "",
+  task_modules: str | os.PathLike | Sequence[str | os.PathLike] = "",
+  vocabulary: str | os.PathLike = "",
+) -> pretrained.Source:
+  """Returns a checkpoint without its parameters; uses no device.
+
+  Args: see `load`.
+
+  Raises:
+    UserError: the checkpoint is missing or cannot be read.
+  """
   checkpoint, vocabulary = (
     given_paths.text(path, called=called) for path, called in ((checkpoint, "checkpoint"), (vocabulary, "vocabulary"))
   )
   if not checkpoint:
     raise UserError("checkpoint='' is empty: give a workdir, one of its steps, or a Hugging Face or T5X folder")
-  task_modules = _listed(task_modules)
-  with in_python():
-    source = select_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
-    source = _with_vocabulary(source, vocabulary) if vocabulary else source
-    pretrained.trust(task_modules)
-    return Model(
-      source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length, special_tokens=special_tokens
-    )
+  source = select_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
+  source = _with_vocabulary(source, vocabulary) if vocabulary else source
+  pretrained.trust(_listed(task_modules))
+  return source
 
 
 def _listed(modules: str | os.PathLike | Sequence[str | os.PathLike]) -> str:

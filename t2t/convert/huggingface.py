@@ -13,7 +13,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.convert import atomic_output, hf_heads, hf_mappings, hf_tokenizer, safetensors
+from t2t.convert import atomic_output, hf_heads, hf_mappings, hf_tokenizer, safetensors, sentence_transformers
 from t2t.convert import hf_config as settings_lib
 from t2t.convert.hf_mappings import Family, Settings
 from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare, expected
@@ -683,7 +683,9 @@ def save(
     if len(shards) > 1:
       weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
       _write_json(folder / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
-    for name, content in files.content.items():
+    beside = sentence_transformers.files(foreign.model) if files.content else {}
+    for name, content in (files.content | beside).items():
+      (folder / name).parent.mkdir(exist_ok=True)
       (folder / name).write_bytes(content)
     if foreign.model.kind.is_generative and files.ids:
       _write_json(folder / "generation_config.json", files.ids)

@@ -75,7 +75,7 @@ def params_of(path: pathlib.Path) -> list[np.ndarray]:
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
-  return {path.name: path.read_bytes() for path in folder.iterdir()}
+  return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # ---- Round trips -----------------------------------------------------------------------------------------------------
