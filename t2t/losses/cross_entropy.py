@@ -391,8 +391,8 @@ def mean_over_targets(batches: Sequence[Batch], numbers: np.ndarray) -> float:
     return jnp.stack([jnp.sum(values * weights), jnp.sum(weights)])
 
   arrays = [(batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"].astype(jnp.float32)) for batch in batches]
-  total, weight = np.sum([jax.device_get(sums(*pair)) for pair in arrays], axis=0, dtype=np.float64)
-  return float(total / weight) if weight else 0.0
+  total, weight = np.asarray([jax.device_get(sums(*pair)) for pair in arrays], np.float64).sum(axis=0).tolist()
+  return total / weight if weight else 0.0
 
 
 def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
