@@ -10,7 +10,15 @@ import seqio
 import toy
 
 from t2t import UserError, sharding
-from t2t.inference import option_scores, predictor, prompt_features, pseudo_likelihood, text_scores, ties
+from t2t.inference import (
+  option_scores,
+  predictor,
+  prompt_features,
+  pseudo_likelihood,
+  text_scores,
+  ties,
+  token_logprobs,
+)
 from t2t.inference.text_scores import ScoredText, TextScore, windows
 
 BYTES = seqio.ByteVocabulary(extra_ids=5)
@@ -207,6 +215,32 @@ def test_no_prefix_is_cut_silently(kind):
   (expected,) = scorer(params, [(kept, [*BYTES.encode(text), *end])])
   assert score.num_cut == len(prefix) + len(end) - room and score.log_p == expected.log_p
   assert "the beginning of 1 prefixes is not read" in scorer.long_note([score])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["t5_1_1", "gpt2", "bert"])
+def test_single_tokens_sum_to_the_score_of_a_text(kind):
+  """Also of texts in windows, whose tokens are in order; the likeliest token says what is greedy."""
+  scorer, params = scorer_of(kind, max_tokens=12, stride=4)
+  items = [ScoredText([7, 8, 9], list(range(10, 14))), ScoredText([7], list(range(10, 32))), ScoredText([7], [])]
+  tokens = token_logprobs.TokenScorer(scorer, vocab_size=40)(params, items)
+  for item, score, found in zip(items, scorer(params, items), tokens, strict=True):
+    assert found.log_p.shape == found.ids.shape[:1] == (len(item.continuation),)
+    np.testing.assert_allclose(found.log_p.sum(), score.log_p, rtol=1e-5, atol=1e-5)
+    assert (found.log_p <= found.log_p_of[:, 0] + 1e-6).all()
+    assert score.is_greedy == (found.log_p >= found.log_p_of[:, 0]).all()
+
+
+@pytest.mark.slow
+def test_a_window_within_a_text_starts_with_the_token_before_it():
+  """The row of a decoder that starts with another token than BOS, against logits of that row."""
+  scorer, params = scorer_of("gpt2")
+  (log_p,), _ = scorer.reader.likelihoods(params, [predictor.ScoredRow([7], [8, 9], start=5)])
+  row = predictor.ScoredRow([7], [8, 9])
+  batch = predictor.scored_features([row], (4,), architecture="decoder_only", framing=FRAMING)
+  batch["decoder_input_tokens"][0, 0] = 5
+  expected = log_probabilities("gpt2", batch)
+  np.testing.assert_allclose(log_p, expected[1, 8] + expected[2, 9], rtol=1e-5)
 
 
 @pytest.mark.slow
