@@ -42,12 +42,19 @@ class LocalSTS(sts.AbsTaskSTS):
     self.dataset, self.data_loaded = {"test": datasets.Dataset.from_dict(SCORED)}, True
 
 
-@pytest.fixture(scope="module", autouse=True)
-def seeds():
-  """Takes back the global seed that MTEB sets."""
-  yield
+def reset_seed():
+  """Takes back the global seed of TensorFlow that importing MTEB sets."""
   if "tensorflow" in sys.modules:
     sys.modules["tensorflow"].random.set_seed(None)
+
+
+reset_seed()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seeds():
+  yield
+  reset_seed()
 
 
 @pytest.fixture(scope="module")
