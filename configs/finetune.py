@@ -32,6 +32,7 @@ from t2t.configs import default
 _MIXTURES = {
   "superglue": ("super_glue", "t2t.tasks.superglue", (512, 62)),
   "glue": ("glue_v002_proportional", "t2t.tasks.glue", (512, 84)),
+  "babylm": ("babylm_glue", "t2t.tasks.babylm", (512, 16)),
   "squad": ("squad", "t2t.tasks.squad", (512, 62)),
   "squad_v2": ("squad_v2", "t2t.tasks.squad", (512, 62)),
   "ner": ("conll2003", "t2t.tasks.conll2003", (256, 128)),

@@ -13,8 +13,13 @@ def main(argv: list[str]) -> None:
     "--data FOLDER",
     "Evaluates a checkpoint on the zero-shot suites of BabyLM, from the folder of its\n"
     f"evaluation data: {', '.join(registry.BABYLM[:4])},\n{', '.join(registry.BABYLM[4:])}.\n"
-    "An encoder masks one token at a time (pll), as BabyLM does.",
+    "An encoder masks one token at a time (pll), as BabyLM does.\n\n"
+    "The fine-tuning set has its own command, with the same --workdir: the table then\n"
+    "has its tasks, too.",
     "examples:\n"
+    "  t2t superglue --config finetune_babylm --checkpoint runs/gpt \\\n"
+    "    --workdir runs/babylm \\\n"
+    "    --config.data.benchmark_dirs.babylm=evaluation_data/full_eval/glue_filtered\n"
     "  t2t babylm --checkpoint runs/gpt --workdir runs/babylm \\\n"
     "    --data evaluation_data/full_eval\n"
     "  t2t babylm --checkpoint runs/gpt --workdir runs/babylm_fast \\\n"

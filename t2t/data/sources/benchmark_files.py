@@ -102,6 +102,12 @@ def _tagged(folder: str, delimiter: str, suffix: str, **options: str) -> _Layout
   return _Layout(folder, read, {"validation": ["dev"]}, [suffix])
 
 
+def _babylm(name: str, **texts: str) -> _Layout:
+  """Returns the layout of NAME.train.jsonl and NAME.valid.jsonl; see `benchmark_parsers.labelled_texts`."""
+  read = functools.partial(benchmark_parsers.labelled_texts, texts=texts)
+  return _lines("", read, {"train": [f"{name}.train"], "validation": [f"{name}.valid"]})
+
+
 _PAIR = ("sentence1", "sentence2")
 _MNLI = ("premise=sentence1", "hypothesis=sentence2")
 
@@ -140,6 +146,15 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
     "rte": _table("RTE", *_PAIR),
     "wnli": _table("WNLI", *_PAIR),
     "ax": _table("diagnostic", *_MNLI, stems={"test": ["diagnostic"]}),
+  },
+  "babylm": {
+    "boolq": _babylm("boolq", question="{question}", passage="{passage}"),
+    "mnli": _babylm("mnli", premise="{premise}", hypothesis="{hypothesis}"),
+    "mrpc": _babylm("mrpc", sentence1="{sentence1}", sentence2="{sentence2}"),
+    "multirc": _babylm("multirc", question="Question: {question} Answer: {answer}", paragraph="{paragraph}"),
+    "qqp": _babylm("qqp", question1="{question1}", question2="{question2}"),
+    "rte": _babylm("rte", sentence1="{sentence1}", sentence2="{sentence2}"),
+    "wsc": _babylm("wsc", question='Does "{span2_text}" refer to "{span1_text}" in this passage?', text="{text}"),
   },
   "squad": {"": _squad("v1.1")},
   "squad_v2": {"": _squad("v2.0")},

@@ -8,6 +8,7 @@ import concurrent.futures
 import csv
 import json
 import re
+import string
 from typing import Any
 
 from absl import logging
@@ -133,6 +134,20 @@ def objects(path: str, where: str, labels: Sequence[str], *, texts: Sequence[str
   for location, row in _json_lines(path, where):
     record = {name: _field(row, name, str, location) for name in texts}
     yield record | {"label": _label(row.get("label"), labels, location), "idx": _field(row, "idx", int, location)}
+
+
+def labelled_texts(path: str, where: str, labels: Sequence[str], *, texts: Mapping[str, str]) -> Iterator[Record]:
+  """Yields records of lines with a label, numbered as in the file.
+
+  Args:
+    path, where, labels: see `objects`.
+    texts: field of the record -> its text, with fields of the line in braces: "Question: {question}".
+  """
+  needed = {name for text in texts.values() for _, name, *_ in string.Formatter().parse(text) if name}
+  for number, (location, row) in enumerate(_json_lines(path, where)):
+    values = {name: _field(row, name, str, location) for name in sorted(needed)}
+    record = {name: text.format_map(values) for name, text in texts.items()}
+    yield record | {"label": _label(row.get("label"), labels, location), "idx": number}
 
 
 def multirc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import json
 from typing import Any
 
 import jax
@@ -128,9 +129,19 @@ def evaluate(
   if jax.process_index() == 0:
     path = results.write(suite_results, gcs.absolute(workdir), about={"checkpoint": str(source.path)})
     console = rich.console.Console()
-    print_table(suite_results, console, shows_groups=shows_groups, has_mean=has_mean)
+    finetuned = finetuned_tasks(json.loads(path.read_text())) if has_mean else {}
+    print_table(suite_results, console, shows_groups=shows_groups, has_mean=has_mean, finetuned=finetuned)
     print(f"results        {path}\npredictions    {path.parent / 'predictions'}")
   return suite_results
+
+
+def finetuned_tasks(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+  """Returns the records of BabyLM's fine-tuned tasks in a results.json, which `t2t superglue` wrote to the workdir."""
+  return {
+    name.removesuffix(".validation"): row
+    for name, row in record.items()
+    if name.startswith("babylm_") and name.endswith(".validation") and row["metrics"]
+  }
 
 
 def print_table(
@@ -139,6 +150,7 @@ def print_table(
   *,
   shows_groups: bool = False,
   has_mean: bool = False,
+  finetuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
   """Prints a row for each metric of each suite, and the rules of scores; at most 80 columns.
 
@@ -146,7 +158,9 @@ def print_table(
     suite_results: of `scoring.Prepared.run`.
     console: output.
     shows_groups: whether each group of a suite has a row.
-    has_mean: whether the last row is the mean of the first metric of each suite.
+    has_mean: whether the last row is the mean of the first metric of each suite; accuracies of fine-tuned tasks are
+      one suite.
+    finetuned: see `finetuned_tasks`.
   """
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in ("suite", "metric"):
@@ -163,8 +177,18 @@ def print_table(
     for group, row in result.details.get("groups", {}).items() if shows_groups else ():
       ends = f"{row['low']:.1f} to {row['high']:.1f}"
       table.add_row(f"  {group}", "accuracy", f"{row['accuracy']:.2f}", ends, f"{row['n']:,}", f"{row['tied']:,}", "")
+  for name, record in (finetuned or {}).items():
+    facts = [f"{record['n']:,}", f"{record.get('tied', 0):,}", ""]
+    for metric, value in record["metrics"].items():
+      ends = record["intervals"].get(metric)
+      interval = f"{ends['low']:.1f} to {ends['high']:.1f}" if ends else ""
+      table.add_row(name, metric, f"{value:.2f}", interval, *facts)
+      name, facts = "", [""] * 3
   if has_mean:
     figures = {result.task: next(iter(result.metrics.values())) for result in suite_results}
+    if finetuned:
+      accuracies = [record["metrics"]["accuracy"] for record in finetuned.values()]
+      figures["fine-tuned"] = sum(accuracies) / len(accuracies)
     if (mean := benchmarks.mean(figures)) is not None:
       table.add_row(f"mean of {len(figures)}", "", f"{mean:.2f}", style="bold")
   console.print(table)

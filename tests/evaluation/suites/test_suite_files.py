@@ -1,13 +1,17 @@
 """Readers of suites: items of each format, equal weights of groups, and messages for files that cannot be used."""
 
+import io
 import json
 import re
 
 import numpy as np
 import pytest
+import rich.console
 import suite_files
 
 from t2t import UserError
+from t2t.data.sources import benchmark_files
+from t2t.evaluation import results
 from t2t.evaluation.suites import cloze, items, registry, run, texts
 from t2t.evaluation.suites.items import OptionItem
 
@@ -184,3 +188,43 @@ def test_a_text_needs_words(tmp_path):
     registry.read("ptb", str(tmp_path / "ptb.test.txt"))
   with pytest.raises(UserError, match="unknown file type. Give a .txt file"):
     registry.read("text", str(tmp_path / "a.csv"))
+
+
+# ---- BabyLM's fine-tuning set ----------------------------------------------------------------------------------------
+
+
+def test_records_of_the_fine_tuning_set(tmp_path):
+  """Texts joined as in BabyLM's pipeline, numbered by line, with training and validation files of the task alone."""
+  wsc = {"span1_text": "Bo", "span2_text": "he", "text": "Bo said he came.", "label": 1, "idx": 7}
+  suite_files.lines(tmp_path / "wsc.train.jsonl", [wsc, wsc | {"label": 0}])
+  suite_files.lines(tmp_path / "wsc.valid.jsonl", [wsc])
+  multirc = {"question": "Who?", "answer": "Bo", "paragraph": "Bo came.", "label": 0, "idx": {"paragraph": 0}}
+  suite_files.lines(tmp_path / "multirc.train.jsonl", [multirc])
+  of = lambda name: benchmark_files.BenchmarkSource(
+    "babylm", name, tfds="", labels=("False", "True"), splits=("train", "validation"), folder=str(tmp_path)
+  )
+  read = lambda name, split: list(of(name).get_dataset(split, shuffle=False).as_numpy_iterator())
+  first, second = read("wsc", "train")
+  assert first["question"] == b'Does "he" refer to "Bo" in this passage?' and first["text"] == b"Bo said he came."
+  assert [(int(row["idx"]), int(row["label"])) for row in (first, second)] == [(0, 1), (1, 0)]
+  assert len(read("wsc", "validation")) == 1
+  (row,) = read("multirc", "train")
+  assert (row["question"], row["paragraph"]) == (b"Question: Who? Answer: Bo", b"Bo came.")
+  with pytest.raises(UserError, match="no split 'validation'"):
+    of("multirc").file("validation")
+
+
+def test_the_table_of_babylm_has_the_fine_tuned_tasks():
+  """Rows of the workdir's records; their accuracies are one suite of the mean."""
+  end = {"low": 50.0, "high": 90.0}
+  record = {"metrics": {"accuracy": 60.0}, "n": 30, "intervals": {"accuracy": end}}
+  f1 = {"metrics": {"f1": 10.0, "accuracy": 80.0}, "n": 9, "intervals": {}, "tied": 2}
+  saved = {"babylm_rte.validation": record, "babylm_mrpc.validation": f1, "blimp.test": record}
+  finetuned = run.finetuned_tasks(saved | {"babylm_rte.test": {"metrics": {}}})
+  assert list(finetuned) == ["babylm_rte", "babylm_mrpc"]
+  suite = results.Result("comps", "test", {"accuracy": 50.0}, [], {"accuracy"}, details={"long": 0})
+  console = rich.console.Console(width=100, record=True, file=io.StringIO())
+  run.print_table([suite], console, has_mean=True, finetuned=finetuned)
+  text = console.export_text()
+  assert "50.0 to 90.0" in text and "babylm_mrpc" in text
+  assert re.search(r"mean of 2\s+60.00", text)  # (50 + (60 + 80) / 2) / 2
