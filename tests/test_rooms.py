@@ -39,6 +39,7 @@ FLOORS = (
   "data.qa_preprocessors",
   "data.preprocessors",
   "data.untruncated_lengths",
+  "data.templates",
   "data.objectives",
   "data.sources",
   "data.languages",

@@ -50,6 +50,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
       f"config.{'/'.join(config.adapters)} has separate parameters for each task, but not for AX-b and AX-g. Train on "
       "the mixture with `t2t train`, and evaluate with `t2t eval`."
     )
+  _check_templates(config)
   named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:
@@ -103,6 +104,21 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
       whole=is_complete,
     )
   return task_results
+
+
+def _check_templates(config: Config) -> None:
+  """Refuses several templates of a task, because the best step is selected by the metrics of one."""
+  data = config.data
+  if data.templates:
+    from t2t.data import templates
+
+    for task, rows in templates.load(data.templates, names=data.template_names).items():
+      if len(rows) > 1:
+        raise UserError(
+          f"config.data.templates={data.templates}: {task} has {len(rows)} templates, but this command selects the "
+          "best step of each task by one. Choose one with config.data.template_names: "
+          f"{', '.join(row.name for row in rows)}"
+        )
 
 
 def _with_split(data, source: pretrained.Source, names: Sequence[str], split: str) -> list[str]:

@@ -105,6 +105,16 @@ class DataConfig:
   eval_split: str = key("validation", "evaluation split of the mixture")
   max_train_examples: int = key(-1, "training examples of each task, balanced over classes; -1: all")
   subset_seed: int = key(0, "seed that draws the examples of max_train_examples", least=0)
+  templates: str = key(
+    "",
+    "TOML file of templates for the mixture's tasks, or gpt3_superglue or pet_superglue (docs/prompts.md)",
+  )
+  template_names: Texts = key((), 'templates of the file to use, ("p0", "p1"); empty: all of them')
+  template_blank: str = key(
+    "auto",
+    "blank at the end for an encoder-decoder: auto: the text to predict; sentinel: a sentinel, as in pre-training",
+    choices=("auto", "sentinel"),
+  )
   cache_dir: str = key("", "directory written by `t2t cache`, with examples of the mixture's tasks; empty: no cache")
   benchmark_dirs: Mapping[str, str] = key(
     {}, "directory of a benchmark's released files (superglue=DIR); empty: TensorFlow Datasets"
@@ -480,6 +490,7 @@ class EvalConfig:
   num_beams: int = key(1, "beams of beam search; 1: greedy decoding")
   length_penalty: float = key(0.6, "exponent of beam search: scores are divided by ((5 + length) / 6) ** penalty")
   num_shots: int = key(0, "training examples with answers before each input; 0: zero-shot")
+  num_shot_draws: int = key(1, "draws of the shots, with seeds from 0; several: results have mean and spread", least=1)
   max_examples: int = key(0, "maximum number of examples per task; 0: all")
 
 

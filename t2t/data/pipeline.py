@@ -85,6 +85,8 @@ adapted = run_sources.adapted
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
   """Returns the training tasks of `data.mixture`, or the named ones; see `task_resolution.select`.
 
+  A task with several templates becomes one task for each, TASK.TEMPLATE.
+
   Args:
     data: config of the data.
     architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
@@ -95,7 +97,11 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   """
   if not data.has_tasks:
     raise UserError("config.data.mixture is empty. Give a task or a mixture to evaluate.")
-  tasks = [adapted(data, task) for task in task_resolution.select(registered(data), names)]
+  tasks = [adapted(data, run_sources.templated(data, task)) for task in task_resolution.select(registered(data), names)]
+  if data.templates:
+    from t2t.data import templates
+
+    tasks = [variant for task in tasks for variant in templates.variants(task)]
   return [task_resolution.for_architecture(task, architecture) for task in tasks]
 
 

@@ -257,6 +257,27 @@ def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolu
   return offline_cache.read(provider, data.cache_dir, splits=tuple(splits.values()))
 
 
+def templated(data: DataConfig, provider: task_resolution.Provider) -> task_resolution.Provider:
+  """Returns registered tasks with the text of `data.templates`; unchanged without templates.
+
+  Raises:
+    UserError: the file cannot be read, or a task has no template.
+  """
+  if not data.templates:
+    if data.template_names:
+      raise UserError(
+        f"config.data.template_names={','.join(data.template_names)} chooses among templates, but "
+        "config.data.templates is empty. Give config.data.templates=FILE."
+      )
+    return provider
+  from t2t.data import templates
+
+  where = f"config.data.templates={data.templates}"
+  known_templates = templates.load(data.templates, names=data.template_names)
+  apply = lambda task: templates.apply(task, known_templates, where=where, blank=data.template_blank)
+  return task_resolution.copy(provider, apply, lambda rate: rate)
+
+
 def _guarded(data: DataConfig, provider: task_resolution.Provider) -> task_resolution.Provider:
   """Protects the letters of records from being read as control tokens, unless the user disables it."""
   return provider if data.special_tokens else raw_text.guarded(provider)
@@ -486,8 +507,8 @@ class RegisteredTasks(RunSource):
     if self.data.labels or self.data.table:
       from t2t.data import tables
 
-      return tables.make_task(tables.with_table(self.data))
-    provider = self._named()
+      return templated(self.data, tables.make_task(tables.with_table(self.data)))
+    provider = templated(self.data, self._named())
     if self.is_alone:  # all folders belong to its tasks
       task_resolution.check_folders(provider, self.data.benchmark_dirs)
     return provider

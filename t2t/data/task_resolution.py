@@ -205,9 +205,10 @@ def adapt(
 
 
 def for_architecture(provider: Provider, architecture: str) -> Provider:
-  """Returns the task or mixture for a decoder alone: text to text without EOS between prompt and answer.
+  """Returns the task or mixture for an architecture.
 
-  Pre-training objectives stay unchanged: their EOS ends the text.
+  A decoder alone reads text to text without EOS between prompt and answer. Pre-training objectives stay unchanged:
+  their EOS ends the text. Templates write their blank as the architecture reads it.
   """
 
   def without_eos(task: seqio.Task) -> seqio.Task:
@@ -217,6 +218,12 @@ def for_architecture(provider: Provider, architecture: str) -> Provider:
     features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
     return task.replace(output_features=features)
 
+  def with_blanks(task: seqio.Task) -> seqio.Task:
+    change = lambda step: step.for_architecture(architecture) if hasattr(step, "for_architecture") else step
+    steps = list(map(change, task.preprocessors))
+    return task if steps == list(task.preprocessors) else task.replace(preprocessors=steps)
+
+  provider = copy(provider, with_blanks, lambda rate: rate)
   return copy(provider, without_eos, lambda rate: rate) if architecture_of(architecture).is_decoder_only else provider
 
 

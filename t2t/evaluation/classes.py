@@ -51,10 +51,14 @@ def _options(task_answers: Sequence[EvaluatedAnswer]) -> tuple[str, ...]:
   """Returns the options that all examples share."""
   if any("options" not in answer.example or "tags" in answer.example for answer in task_answers):
     return ()
-  first = task_answers[0].example["options"]
-  if not all(np.array_equal(answer.example["options"], first) for answer in task_answers):
+  # The words of a template stand for labels.
+  of_example = lambda example: example.get("option_labels", example["options"])
+  first = of_example(task_answers[0].example)
+  if not all(np.array_equal(of_example(answer.example), first) for answer in task_answers):
     return ()
   texts = tuple(text.decode() if isinstance(text, bytes) else str(text) for text in first)
+  if "option_labels" in task_answers[0].example:
+    texts = tuple(dict.fromkeys(texts))
   return texts if len(set(texts)) == len(texts) > 1 else ()
 
 

@@ -15,7 +15,16 @@ import numpy as np
 from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
-from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
+from t2t.data import (
+  first_examples,
+  pipeline,
+  postprocessors,
+  registry,
+  tables,
+  task_ids,
+  task_resolution,
+  vocabularies,
+)
 from t2t.data.sources import bad_records
 from t2t.evaluation import classes, few_shot, intervals, item_statistics, methods, results, task_metrics
 from t2t.inference import predictor, ties
@@ -104,6 +113,14 @@ class Evaluation:
       self._numbers = task_ids.check(data, self._adapters, pipeline.registered(data), counted_tasks=task_names)
     # Tasks are tokenized with the model's vocabulary, whichever they are registered with.
     self._tasks = [self._method.task(task_resolution.adapt(task, vocabulary=vocabulary)) for task in tasks]
+    self._bases = {task.name: task.name for task in self._tasks}
+    if data.templates:
+      from t2t.data import templates
+
+      self._bases = {task.name: templates.base_name(task) for task in self._tasks}
+    self._seeds: dict[str, int] = {}
+    if settings.num_shots and settings.num_shot_draws > 1:
+      self._tasks = [self._draw(task, seed) for task in self._tasks for seed in range(settings.num_shot_draws)]
     self.notes: list[str] = []
     self._examples = {}
     for task in self._tasks:
@@ -116,6 +133,14 @@ class Evaluation:
           f"{str(error).removesuffix('.')}. The mixture rate of this task is 0, so the task is not evaluated."
         )
     self._tasks = [task for task in self._tasks if task.name in self._examples]
+
+  def _draw(self, task: "seqio.Task", seed: int) -> "seqio.Task":
+    """Returns the task with a name for one draw of its shots."""
+    name = f"{task.name}.draw{seed}"
+    self._bases[name], self._seeds[name] = self._bases[task.name], seed
+    if task.name in self._numbers:
+      self._numbers[name] = self._numbers[task.name]
+    return task.replace(name=name)
 
   @property
   def num_examples(self) -> int:
@@ -170,7 +195,12 @@ class Evaluation:
     if settings.num_shots:
       train = few_shot.read(self._data, self._architecture, task, self._data.train_split, limit=few_shot.POOL)
       examples = few_shot.with_shots(
-        examples, train, settings.num_shots, vocabulary=self._vocabulary, max_inputs=self._data.inputs_length
+        examples,
+        train,
+        settings.num_shots,
+        vocabulary=self._vocabulary,
+        max_inputs=self._data.inputs_length,
+        seed=self._seeds.get(task.name, 0),
       )
     for example in examples:
       example["inputs"] = self._method.inputs(task, example)
@@ -204,7 +234,9 @@ class Evaluation:
       for example, text, score, tied in zip(examples, *method_answers, strict=True)
     ]
     if not labelled:
-      return results.Result(task.name, self._split_of(task), {}, task_answers, rule=self._method.rule)
+      return results.Result(
+        task.name, self._split_of(task), {}, task_answers, rule=self._method.rule, base=self._bases[task.name]
+      )
     # Examples without a gold answer are neither right nor wrong.
     counts = [index for index, answer in enumerate(task_answers) if answer.has_gold]
     gold = [task_answers[index] for index in counts]
@@ -215,6 +247,7 @@ class Evaluation:
       *(task.name, self._split_of(task), metrics, task_answers, percentages),
       classes=classes.of_answers(gold, without_gold=len(task_answers) - len(gold)) if task.predict_metric_fns else None,
       rule=self._method.rule,
+      base=self._bases[task.name],
       **uncertainty,
     )
 

@@ -209,8 +209,14 @@ class Ranks(Writes):
     }
     ranker = option_scores.Ranker(self._scorer, normalize=self.rule["normalize"], neutral=self._neutral(task))
     options = [[encoded[option] for option in option_texts] for option_texts in texts]
-    scores = ranker(params, [example["inputs"] for example in examples], options, on_batch=done)
+    suffixes = [example.get("suffix", ()) for example in examples]
+    inputs = [example["inputs"] for example in examples]
+    scores = ranker(params, inputs, options, suffixes=suffixes, on_batch=done)
     _log_long(ranker.note)
+    for number, example in enumerate(examples):
+      if "option_labels" in example:
+        words, scores[number] = option_scores.of_labels(scores[number], [text(x) for x in example["option_labels"]])
+        texts[number] = [texts[number][word] for word in words]
     # The first of tied options is the answer, so that rounding, and thus the batch size, does not decide.
     best = [option_scores.best(of_options) for of_options in scores]
     tied = [tuple(names[i] for i in indices) for names, indices in zip(texts, best, strict=True)]

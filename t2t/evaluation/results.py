@@ -59,6 +59,7 @@ class Result:
   statistics: metric -> statistics of the answers with a gold answer.
   units: independent unit of each answer with a gold answer, see `item_statistics.units`.
   details: further fields of its record in results.json.
+  base: name of the task without the names of a template and of a draw of shots; "": `task`.
   """
 
   task: str
@@ -72,6 +73,7 @@ class Result:
   statistics: Mapping[str, item_statistics.Statistics] = dataclasses.field(default_factory=dict)
   units: Sequence[str] = ()
   details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  base: str = ""
 
   @property
   def n(self) -> int:
@@ -148,6 +150,7 @@ _NOT_WRITTEN = (
   # Fields for heads: the same texts as segments, and per-token targets.
   *("head", "parts", "candidates", "classes", "token_types", "texts", "answer_heads", "answer_targets", "has_answer"),
   *("passage", "query", "training", "words", "tags", "asked_words"),
+  *("filled", "header", "suffix", "gold", "option_labels"),
   *("inputs_uncut", "targets_uncut"),
   *("context", "answer_texts", "answer_starts", "no_answer", "windows", "window", "context_starts", "context_ends"),
 )
@@ -202,8 +205,55 @@ def write(
       **about,
       **({"checkpoint": checkpoints[result.task]} if checkpoints else {}),
     }
+  for spread in spreads(results):
+    record[f"{spread.task}.{spread.split}"] = {
+      "metrics": dict(spread.metrics),
+      "standard_deviations": dict(spread.deviations),
+      "score": spread.score,
+      "variants": list(spread.variants),
+      **about,
+    }
   replace_text(path, json.dumps(record, indent=2) + "\n")
   return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+  """Metrics of one task over its templates and draws of shots.
+
+  task, split: of the results. variants: names of the results. metrics: name -> mean over the variants. deviations: name
+  -> standard deviation over the variants (n - 1). percentages: see `Result`.
+  """
+
+  task: str
+  split: str
+  variants: Sequence[str]
+  metrics: Mapping[str, float]
+  deviations: Mapping[str, float]
+  percentages: Collection[str] = ()
+
+  @property
+  def score(self) -> float:
+    """Mean of the metrics."""
+    return sum(self.metrics.values()) / len(self.metrics)
+
+
+def spreads(results: Sequence[Result]) -> list[Spread]:
+  """Returns mean and standard deviation of each task with several templates or draws of shots."""
+  groups: dict[tuple[str, str], list[Result]] = {}
+  for result in results:
+    if result.metrics:
+      groups.setdefault((result.base or result.task, result.split), []).append(result)
+  return [
+    Spread(
+      *(task, split, [result.task for result in group]),
+      {name: float(np.mean([result.metrics[name] for result in group])) for name in group[0].metrics},
+      {name: float(np.std([result.metrics[name] for result in group], ddof=1)) for name in group[0].metrics},
+      group[0].percentages,
+    )
+    for (task, split), group in groups.items()
+    if len(group) > 1
+  ]
 
 
 def _statistics(result: Result, number: int) -> dict[str, list[Any]]:
@@ -251,8 +301,17 @@ def print_table(
       interval = interval_text(result.intervals.get(name))
       table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", interval, *facts)
       task, facts = [""] * len(task), []
-  scores = {scored.task: scored.score for scored in results if scored.score is not None} if has_means else {}
-  means = benchmarks.means(scores)
+  by_task = spreads(results)
+  for spread in by_task:
+    task = [spread.task, spread.split][: len(texts) - 1]
+    for name, value in spread.metrics.items():
+      unit = " %" if name in spread.percentages else ""
+      deviation = f"sd {spread.deviations[name]:.2f}"
+      table.add_row(*task, name, f"{value:.2f}{unit}", deviation, f"{len(spread.variants)} runs", style="bold")
+      task = [""] * len(task)
+  merged = {name for spread in by_task for name in spread.variants}
+  scored = {each.task: each.score for each in results if each.score is not None and each.task not in merged}
+  means = benchmarks.means(scored | {spread.task: spread.score for spread in by_task}) if has_means else []
   for mean in means:
     table.add_row(mean.name, *[""] * (len(texts) - 1), f"{mean.value:.2f}", style="bold")
   console.print(table)

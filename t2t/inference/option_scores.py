@@ -102,6 +102,7 @@ class Ranker:
     inputs: Sequence[Tokens],
     options: Sequence[Sequence[Option]],
     *,
+    suffixes: Sequence[Tokens] = (),
     on_batch: Callable[[float, int], None] | None = None,
   ) -> list[np.ndarray]:
     """Returns the scores of the options of each input, float64 [options].
@@ -110,10 +111,14 @@ class Ranker:
       params: nested dict.
       inputs: token ids of each input.
       options: of each input.
+      suffixes: token ids that an encoder reads behind the options of each input; empty: nothing.
       on_batch: called after each batch with the numbers of inputs, which may be fractions, and of scored tokens.
     """
-    item = lambda prefix, option: text_scores.ScoredText(prefix, option.tokens, len(option.text.encode()))
-    items = [item(prefix, option) for prefix, row in zip(inputs, options, strict=True) for option in row]
+    item = lambda prefix, option, suffix=(): text_scores.ScoredText(
+      prefix, option.tokens, len(option.text.encode()), suffix=suffix
+    )
+    of_inputs = zip(inputs, options, suffixes or [()] * len(inputs), strict=True)
+    items = [item(prefix, option, suffix) for prefix, row, suffix in of_inputs for option in row]
     # Questions share options, such as the names of classes.
     neutral = {option: number for number, option in enumerate(self._distinct(options))}
     items += [item(self._neutral, option) for option in neutral]
@@ -138,6 +143,24 @@ class Ranker:
 
   def _distinct(self, options: Sequence[Sequence[Option]]) -> list[Option]:
     return list(dict.fromkeys(option for row in options for option in row)) if self._normalization.needs_neutral else []
+
+
+def of_labels(scores: np.ndarray, labels: Sequence[str]) -> tuple[list[int], np.ndarray]:
+  """Returns the score of each label, the logarithm of the sum of the exponentials over its words.
+
+  In:  scores of "Yes", "Sure", "No": log([0.2, 0.1, 0.4]); labels ["yes", "yes", "no"]
+  Out: [0, 2], log([0.3, 0.4])                     the likeliest word of each label, and the scores
+
+  Args:
+    scores: of the words, float64 [words].
+    labels: of each word.
+  """
+  words, merged = [], []
+  for label in dict.fromkeys(labels):
+    numbers = [number for number, of_word in enumerate(labels) if of_word == label]
+    words.append(max(numbers, key=lambda number: (scores[number], -number)))
+    merged.append(np.logaddexp.reduce(scores[numbers]) if len(numbers) > 1 else scores[numbers[0]])
+  return words, np.array(merged)
 
 
 def best(scores: np.ndarray) -> list[int]:

@@ -24,12 +24,14 @@ class ScoredText(NamedTuple):
 
   num_bytes: UTF-8 bytes of the continuation; None: of its text.
   num_unscored: first tokens of a continuation of token ids that are read, but not scored.
+  suffix: token ids that an encoder reads behind the continuation.
   """
 
   prefix: str | Tokens
   continuation: str | Tokens
   num_bytes: int | None = None
   num_unscored: int = 0
+  suffix: Tokens = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class TextScore:
   num_bytes: UTF-8 bytes of the continuation.
   is_greedy: whether each token is the likeliest.
   num_windows: number of windows; 1 if the model reads prefix and continuation at once.
-  num_cut: tokens of the prefix that no window reads.
+  num_cut: tokens of prefix and suffix that no window reads.
   """
 
   log_p: float
@@ -98,7 +100,8 @@ class TextLayout(NamedTuple):
   inside: tokens of the prefix that are in the row of the target.
   windows: of the row.
   num_tokens: number of scored tokens.
-  num_cut: tokens of the prefix that no window reads.
+  num_cut: tokens of prefix and suffix that no window reads.
+  suffix: token ids behind the target.
   """
 
   prompt: list[int]
@@ -107,6 +110,7 @@ class TextLayout(NamedTuple):
   windows: list[ScoredWindow]
   num_tokens: int
   num_cut: int
+  suffix: Tokens = ()
 
   @property
   def is_long(self) -> bool:
@@ -251,9 +255,21 @@ class Scorer:
     )
 
   def layout(self, text: ScoredText) -> TextLayout:
-    """Returns the tokens of a text and its windows; uses no device."""
+    """Returns the tokens of a text and its windows; uses no device.
+
+    A text with a suffix has one window around the target; prefix and suffix lose the tokens farthest from the target.
+    """
     prompt, target = self.tokens(text)
     apart, width, unscored = self._kind.has_encoder_and_decoder, self._width, text.num_unscored
+    if len(text.suffix) and target and not self._kind.is_generative:
+      room = max(0, width - len(target))
+      behind = min(len(text.suffix), max(room - len(prompt), room // 2))
+      before = min(len(prompt), room - behind)
+      num_cut = len(prompt) - before + len(text.suffix) - behind
+      end = before + len(target)
+      window = ScoredWindow(0, end, before + unscored, end)
+      prompt, suffix = prompt[len(prompt) - before :], list(text.suffix[:behind])
+      return TextLayout(prompt, target, before, [window], len(target) - unscored, num_cut, suffix)
     # An encoder-decoder reads the prefix in the encoder, with its own positions.
     num_cut = max(0, len(prompt) - width) if apart else 0
     prompt, inside = prompt[num_cut:], 0 if apart else len(prompt)
@@ -276,9 +292,12 @@ class Scorer:
     read = layout.prompt if self._kind.has_encoder_and_decoder else layout.prompt[start:]
     offset = max(start - inside, 0)
     shown = layout.target[offset : end - inside]
-    return self._scored_rows(read, shown, range(first - inside - offset, last - inside - offset))
+    scored = range(first - inside - offset, last - inside - offset)
+    return self._scored_rows(read, shown, scored, suffix=layout.suffix)
 
-  def _scored_rows(self, prompt: list[int], target: list[int], scored: range) -> list[predictor.ScoredRow]:
+  def _scored_rows(
+    self, prompt: list[int], target: list[int], scored: range, *, suffix: Tokens = ()
+  ) -> list[predictor.ScoredRow]:
     """Returns one row, or for an encoder one row for each pass that scores tokens."""
     if self._passes is None:
       return [predictor.ScoredRow(prompt, target, scored)]
@@ -287,7 +306,8 @@ class Scorer:
     passes = [
       ([position for position in positions if position in scored], masked) for positions, masked in self._passes(starts)
     ]
-    return [predictor.ScoredRow(prompt, target, positions, masked) for positions, masked in passes if positions]
+    read = [*target, *suffix]
+    return [predictor.ScoredRow(prompt, read, positions, masked) for positions, masked in passes if positions]
 
   @functools.cached_property
   def _starts_word(self) -> np.ndarray:
