@@ -21,6 +21,7 @@ SUBCOMMANDS = {
   "eval": ("t2t.commands.eval", "evaluate a checkpoint on SuperGLUE or other tasks"),
   "compare": ("t2t.commands.compare", "test whether two evaluated checkpoints differ on the same items"),
   "curve": ("t2t.commands.curve", "fine-tune with few examples: score by number of examples"),
+  "pet": ("t2t.commands.pet", "train on few labels with templates: an ensemble, soft labels, a classifier"),
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "suites": ("t2t.commands.suites", "score minimal pairs, cloze questions and perplexity of texts"),
   "babylm": ("t2t.commands.babylm", "evaluate a checkpoint on the zero-shot suites of BabyLM"),

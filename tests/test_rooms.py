@@ -60,6 +60,7 @@ FLOORS = (
   "data.offline_cache",
   "data.beam_caching",
   "data.train_subset",
+  "data.label_files",
   "data.run_sources",
   "data.task_ids",
   "data.fingerprint",

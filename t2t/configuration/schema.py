@@ -105,6 +105,9 @@ class DataConfig:
   eval_split: str = key("validation", "evaluation split of the mixture")
   max_train_examples: int = key(-1, "training examples of each task, balanced over classes; -1: all")
   subset_seed: int = key(0, "seed that draws the examples of max_train_examples", least=0)
+  train_labels: str = key(
+    "", "JSON lines of split, index and label or logits: the training records and their labels; docs/prompts.md"
+  )
   templates: str = key(
     "",
     "TOML file of templates for the mixture's tasks, or gpt3_superglue or pet_superglue (docs/prompts.md)",

@@ -137,7 +137,7 @@ def _check_answers(targets: np.ndarray, head_numbers: np.ndarray, heads: Sequenc
   for number, head in enumerate(heads, start=1):
     answers = targets[head_numbers == number] >> (span_pair.CLASS_BITS if head.kind == "span_pair" else 0)
     if (
-      head.answers_as in ("class", "tag", "span_pair")
+      head.answers_as in ("class", "tag", "span_pair", "cloze")
       and answers.size
       and (answers.min() < 0 or answers.max() >= head.num_classes)
     ):

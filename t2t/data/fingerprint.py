@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 import dataclasses
+import hashlib
+import json
 from typing import Any
 
 import seqio
@@ -21,6 +23,7 @@ def settings(
   left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table"}
   left_out |= {key for key in ("both_directions", "language_tags", "continuous_rows") if not getattr(data, key)}
   left_out |= {key for key in ("mask_rate", "random_rate") if getattr(data, key) < 0}
+  left_out |= {"templates", "template_names", "template_blank", "train_labels"}  # their contents count
   left_out |= {"max_train_examples", "subset_seed"} if data.max_train_examples == -1 else set()
   source = run_sources.of(data)
   left_out |= {"sources"} | (run_sources.IDENTITY_KEYS - source.identity_keys())
@@ -30,6 +33,17 @@ def settings(
     from t2t.data.objectives import code_switching
 
     identity["data.dictionary"] = code_switching.named(data.dictionary)
+  if data.templates:
+    from t2t.data import templates
+
+    rows = templates.load(data.templates, names=data.template_names)
+    set_fields = lambda row: {key: x for key, x in dataclasses.asdict(row).items() if x and key != "where"}
+    of_tasks = {task: list(map(set_fields, task_rows)) for task, task_rows in rows.items()}
+    identity["data.templates"] = [_digest(of_tasks), data.template_blank]
+  if data.train_labels:
+    from t2t.data import label_files
+
+    identity["data.train_labels"] = _digest(label_files.read(data.train_labels)._asdict())
   for name, folder in data.benchmark_dirs.items():
     if folder:
       identity[f"data.benchmark_dirs.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
@@ -40,6 +54,11 @@ def settings(
     "train.batch_size": batch_size,
     "train.seed": seed,
   }
+
+
+def _digest(rows: Any) -> str:
+  """Returns a hash of mappings and lists of texts and numbers."""
+  return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def files(

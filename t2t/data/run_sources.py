@@ -246,6 +246,10 @@ def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolu
   provider = _guarded(
     data, task_resolution.adapt(provider, vocabulary=vocabulary, folders=data.benchmark_dirs, **splits)
   )
+  if data.train_labels:
+    from t2t.data import label_files
+
+    provider = label_files.labelled(provider, data)
   if data.max_train_examples != -1:
     from t2t.data import train_subset
 

@@ -147,6 +147,24 @@ class Evaluation:
     """Number of examples over all tasks."""
     return sum(len(examples) for examples in self._examples.values())
 
+  @property
+  def examples(self) -> "dict[seqio.Task, list[dict[str, Any]]]":
+    """Examples of each task."""
+    return {task: self._examples[task.name] for task in self._tasks}
+
+  def class_logits(self, params: Params) -> np.ndarray:
+    """Returns the logits of the head of the only task, float32 [examples, classes].
+
+    Raises:
+      UserError: the model does not predict with a head of classes.
+    """
+    method = self._method
+    if not isinstance(method, methods.HeadMethod) or len(self._tasks) != 1:
+      raise UserError(
+        f"config.eval.method={self.method}: classes of one task are needed. Train a head on one task with options."
+      )
+    return method.class_logits(self._tasks[0], self._examples[self._tasks[0].name], params)
+
   def run(
     self,
     params: Params,

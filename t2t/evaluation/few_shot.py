@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
-from t2t.data import head_examples, pipeline, raw_text, sources, train_subset
+from t2t.data import head_examples, pipeline, raw_text, sources
 from t2t.data.sources import bad_records
 from t2t.feature_spec import UNKNOWN
 
@@ -167,6 +167,8 @@ def _classes(train: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
 
 def _draw(random: np.random.Generator, classes: Sequence[np.ndarray], shots: int) -> np.ndarray:
   """Draws shots, as evenly over the classes as their numbers allow, in random order."""
+  from t2t.data import train_subset
+
   order = [classes[i] for i in random.permutation(len(classes))]
   shares = train_subset.quotas([len(indices) for indices in order], shots)
   drawn = [random.choice(indices, share, replace=False) for indices, share in zip(order, shares, strict=True)]

@@ -251,6 +251,7 @@ class HeadMethod:
       batch_size=context.batch_size,
     )
     self._heads: dict[str, HeadConfig] = {}
+    self._orders: dict[str, list[int]] = {}
     if context.settings.num_shots:
       raise UserError(
         f"config.eval.num_shots={context.settings.num_shots}: few-shot evaluation needs a generative model, but "
@@ -262,7 +263,9 @@ class HeadMethod:
     number, need = head_examples.head_of(task, config.heads)
     head = config.heads[number]
     # A foreign model may have other class names, or none.
-    self._heads[task.name] = dataclasses.replace(head, labels=head_examples.labels_of(head, need))
+    labels = head_examples.labels_of(head, need)
+    self._heads[task.name] = dataclasses.replace(head, labels=labels)
+    self._orders[task.name] = [labels.index(label) for label in need.labels]
     return head_examples.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
@@ -292,6 +295,12 @@ class HeadMethod:
       head_predictor.tied(head, example, logits) for example, logits in zip(examples, logits_by_example, strict=True)
     ]
     return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)
+
+  def class_logits(self, task: "seqio.Task", examples: Examples, params: Params) -> np.ndarray:
+    """Returns the logits of a class head in the order of the task's classes, float32 [examples, classes]."""
+    head, order = self._heads[task.name], self._orders[task.name]
+    rows = self._answerer.logits(params, head, examples)
+    return np.stack([row[0] for row in rows])[:, order].astype(np.float32)
 
 
 METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"generate": Writes, "rank": Ranks, "head": HeadMethod}

@@ -331,6 +331,7 @@ KINDS: dict[str, _HeadFunctions] = {
   "tag": _HeadFunctions(_tag, _tag_fields, _tied_tags),
   "crf": _HeadFunctions(_tag, _tag_fields),
   "span": _HeadFunctions(_span, _span_fields, _tied_spans),
+  "cloze": _HeadFunctions(_class, _class_fields, _tied_class),
   "span_pair": _HeadFunctions(_class, _class_fields, _tied_class),
 }
 
@@ -400,6 +401,8 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
     return tuple(f"tokens {first}-{last}" if last else "no answer" for first, last in bounds)
   if head.kind == "crf":
     predicted, right = logits[:, 0], targets
+  elif head.kind == "class" and len(targets) > 1:  # a teacher's logits, see losses/distillation.py
+    predicted, right = logits[:1].argmax(axis=-1), [int(np.argmax(head_losses.scores_of(targets)))]
   elif head.kind == "span_pair":
     predicted, right = logits[:1].argmax(axis=-1), targets[:1] >> span_pair.CLASS_BITS
   else:

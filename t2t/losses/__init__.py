@@ -64,10 +64,16 @@ class LossRow:
 
 # config.train.loss -> loss; its file is imported on first use.
 _ROWS = {
+  "adapet": LossRow("t2t.losses.adapet:Adapet", section="t2t.losses.adapet:AdapetConfig", answered_by_heads=True),
   "contrastive": LossRow(
     "t2t.losses.contrastive:Contrastive", section="t2t.losses.contrastive:ContrastiveConfig", compares_texts=True
   ),
   "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
+  "distillation": LossRow(
+    "t2t.losses.distillation:Distillation",
+    section="t2t.losses.distillation:DistillationConfig",
+    answered_by_heads=True,
+  ),
   "electra": LossRow("t2t.losses.electra:Electra", section="t2t.losses.electra:ElectraConfig"),
   "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
   "heads_and_lm": LossRow("t2t.losses.heads_and_lm:HeadsAndLm", answered_by_heads=True, derives_tokens=True),

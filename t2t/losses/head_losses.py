@@ -26,6 +26,7 @@ from t2t.models.auxiliary import Hidden
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
+AnyHead = heads.Head  # `HeadLosses` has a property `heads`
 _NOT_THERE = -1e30  # logit of padding
 
 
@@ -64,7 +65,7 @@ class HeadLoss(NamedTuple):
   right: jax.Array
 
 
-def _starts_group(head_targets: HeadTargets) -> jax.Array:
+def starts_group(head_targets: HeadTargets) -> jax.Array:
   """Returns the first position of each group, bool [batch, length]; group numbers increase along a row."""
   groups = jnp.where(head_targets.at, head_targets.groups, 0)
   return groups > jnp.pad(jax.lax.cummax(groups, axis=1)[:, :-1], [(0, 0), (1, 0)])
@@ -73,7 +74,7 @@ def _starts_group(head_targets: HeadTargets) -> jax.Array:
 def _over_group(reduce: Callable, head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
   """Reduces `x` over the positions `at` of each group by a segment function; returns [batch, length]."""
   empty = 0.0 if reduce is jax.ops.segment_sum else _NOT_THERE
-  groups = jnp.cumsum(_starts_group(head_targets), axis=1)
+  groups = jnp.cumsum(starts_group(head_targets), axis=1)
   of_row = lambda x, groups: reduce(x, groups, num_segments=len(x) + 1)[groups]
   return jax.vmap(of_row)(jnp.where(at, x, empty), groups)
 
@@ -202,7 +203,7 @@ def _crf(logits: jax.Array, head_targets: HeadTargets, head: heads.Head) -> Head
 def _class_of_pair(head_targets: HeadTargets) -> HeadTargets:
   """Returns the class of each pair of spans, at its first position."""
   classes = head_targets.targets >> span_pair.CLASS_BITS
-  return HeadTargets(_starts_group(head_targets), classes, head_targets.groups)
+  return HeadTargets(starts_group(head_targets), classes, head_targets.groups)
 
 
 def _without_head(measure: Callable[[jax.Array, HeadTargets], HeadLoss]) -> Callable[..., HeadLoss]:
@@ -272,6 +273,7 @@ _KINDS = {
     lambda batch_targets, _: _chance(_starts, batch_targets),
     functools.partial(_of_positions, _starts),
   ),
+  "cloze": _HeadKind(_without_head(_class), _one_each, _entropy, _of_classes),
   "span_pair": _HeadKind(
     lambda logits, head_targets, head: _class(logits, _class_of_pair(head_targets)),
     lambda head_targets: _one_each(_class_of_pair(head_targets)),
@@ -304,7 +306,7 @@ def head_units(head: HeadConfig, head_targets: HeadTargets) -> jax.Array:
 
 def _number_of_examples(head_targets: HeadTargets) -> jax.Array:
   """Returns the number of groups with labels of a head."""
-  return jnp.sum(_starts_group(head_targets).astype(jnp.float32))
+  return jnp.sum(starts_group(head_targets).astype(jnp.float32))
 
 
 # ---- Hidden states ---------------------------------------------------------------------------------------------------
@@ -330,6 +332,10 @@ def answers(
   if isinstance(head, span_pair.SpanPairHead):
     _, marks, groups = head_targets = asked_of(batch, _number(module, name))
     hidden = head.read(hidden, jnp.where(head_targets.at, marks, 0), groups)
+  if isinstance(head, task_heads.ClozeHead):
+    logits_fn = module.logits_fn()
+    assert isinstance(logits_fn, jax.tree_util.Partial)
+    return head.of_vocabulary(logits_fn, hidden)
   return module.head_logits(name, hidden, dropout_key=dropout_key)
 
 
@@ -361,7 +367,8 @@ def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
   has_own = model.vocabulary_head and (model.logits_transform or model.logits_bias or not model.tied_logits)
   stacks = ("^decoder/",) if model.kind.has_encoder_and_decoder else future_layers(model)
   streams = ("^embed/query_stream$",) if model.two_streams else ()
-  return (*(("^head/",) if has_own else ()), *stacks, *streams)
+  reads_tokens = any(head.kind == "cloze" for head in model.heads)
+  return (*(("^head/",) if has_own and not reads_tokens else ()), *stacks, *streams)
 
 
 def reads_every_layer(model: TransformerConfig) -> bool:
@@ -426,6 +433,18 @@ class HeadLosses:
     kinds = ANSWERED_HEADS if self.tokens is None else ASKED_HEADS
     return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in kinds]
 
+  def units(self, head: HeadConfig, head_targets: HeadTargets) -> jax.Array:
+    """Returns `head_units`."""
+    return head_units(head, head_targets)
+
+  def measure(self, head: HeadConfig, logits: jax.Array, head_targets: HeadTargets, module: AnyHead) -> HeadLoss:
+    """Returns loss and accuracy of each position by the kind of the head."""
+    return _KINDS[head.kind].measure(logits, head_targets, module)
+
+  def baseline(self, head: HeadConfig, batch_targets: Sequence[HeadTargets]) -> jax.Array:
+    """Returns the loss of predicting label frequencies, by the kind of the head."""
+    return _KINDS[head.kind].baseline(batch_targets, head.num_classes)
+
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> transformer.Transformer:
     return transformer.build(config, rngs)
 
@@ -437,7 +456,7 @@ class HeadLosses:
     units, examples = {}, {}
     for number, head in self._asked:
       head_targets = asked_of(batch, number)
-      units[head.name] = jnp.sum(head_units(head, head_targets))
+      units[head.name] = jnp.sum(self.units(head, head_targets))
       examples[head.name] = _number_of_examples(head_targets)
     total = sum(examples.values())
     weights = {name: number * total / jnp.maximum(examples[name], 1.0) for name, number in units.items()}
@@ -480,13 +499,13 @@ class HeadLosses:
     terms, metrics, added = {}, {}, []
     for number, head in self._asked:
       head_targets = asked_of(batch, number)
-      units = jnp.sum(head_units(head, head_targets))
+      units = jnp.sum(self.units(head, head_targets))
       if head.kind == "boundary":
         summed, (loss, _, right) = span_boundary.sums(
           self._of_tokens(train), module, head, hidden, batch, head_targets.at, head_targets.targets
         )
       else:
-        measured = _KINDS[head.kind].measure(logits[head.name], head_targets, module.heads[head.name])
+        measured = self.measure(head, logits[head.name], head_targets, module.heads[head.name])
         loss, right = (jnp.sum(x) for x in measured)
         summed = loss
       terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
@@ -537,7 +556,7 @@ class HeadLosses:
     for index, head in self._asked:
       batch_targets = [asked_of(batch, index) for batch in batches]
       examples = sum(_number_of_examples(head_targets) for head_targets in batch_targets)
-      total += examples * _KINDS[head.kind].baseline(batch_targets, head.num_classes)
+      total += examples * self.baseline(head, batch_targets)
       number += examples
     knows = "predicts each answer by its frequency"
     return [Baseline("constant", float(total / jnp.maximum(number, 1.0)), knows, cause=_CAUSE)]
@@ -545,7 +564,7 @@ class HeadLosses:
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
     del values, batch_size
     # A scheme forbids transitions, so that a constant output has a lower loss.
-    kinds = ("class", "span_pair", "tag", "crf")
+    kinds = ("class", "span_pair", "tag", "crf", "cloze")
     class_heads = {head.name: head for _, head in self._asked if head.kind in kinds and not head.scheme}
     alone = self.tokens is None and len(self._asked) == 1
     baselines = {

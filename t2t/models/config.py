@@ -76,8 +76,8 @@ NORMS = ("rms", "layer", "affine")
 QUANTIZATIONS = ("int8", "fp8")  # see models/quantized_matmul.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
-HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair", "vector", "detector", "boundary")
-ANSWERED_HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair")  # kinds with labels in tasks
+HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair", "cloze", "vector", "detector", "boundary")
+ANSWERED_HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair", "cloze")  # kinds with labels in tasks
 ASKED_HEADS = (*ANSWERED_HEADS, "boundary")  # kinds that read features of a batch
 READS = ("first", "last", "mean", "concat", "each", "spans")
 TAG_SCHEMES = ("", "bio")
@@ -130,8 +130,8 @@ class HeadConfig:
     no projection. For a boundary head the number of tokens of a span that it predicts.
   kind: type of the logits: class (classes of a text), tag (classes of each word), crf (tags by a linear-chain CRF),
     choice (one logit per candidate), span (start and end of an answer), span_pair (classes of two spans of a text),
-    score (a number), detector (whether each token was replaced), vector (an embedding to compare texts by), boundary
-    (vocabulary logits of the tokens in a masked span).
+    cloze (classes of a masked token, by the logits of their words), score (a number), detector (whether each token was
+    replaced), vector (an embedding to compare texts by), boundary (vocabulary logits of the tokens in a masked span).
   labels: names of the classes, which are stored in exported checkpoints.
   reads: "first" or "last" token of each text, the "mean" of all tokens, "concat" for last, maximum and mean joined
     (ULMFiT, Howard & Ruder 2018), "each" token, or the "spans" of a pair; "": the default of the kind.
@@ -142,6 +142,7 @@ class HeadConfig:
   drops_inputs: applies dropout before the pooler, too (RoBERTa).
   bias: adds a bias to the logits.
   no_answer: for spans, whether training included examples without an answer.
+  words: for cloze, the token ids of the words of each class, one token a word.
   scheme: for crf, "bio": tags that the BIO scheme does not allow after the tag before have probability 0; "": all tags
     may follow each other.
 
@@ -161,6 +162,7 @@ class HeadConfig:
   bias: bool = True
   no_answer: bool = False
   scheme: str = ""
+  words: tuple[tuple[int, ...], ...] = ()
 
   def __post_init__(self):
     if not re.fullmatch(r"[A-Za-z]\w*", self.name):
@@ -217,6 +219,12 @@ class HeadConfig:
         f"{'a span_pair head' if is_pair else 'reads=concat'} reads the last layer. Remove layers."
       )
     object.__setattr__(self, "labels", tuple(self.labels))
+    object.__setattr__(self, "words", tuple(tuple(ids) for ids in self.words))
+    if len(self.words) != (self.num_classes if self.kind == "cloze" else 0) or not all(self.words):
+      raise UserError(
+        f"config.model.heads: {self.name} has kind={self.kind!r}, num_classes={self.num_classes} and words of "
+        f"{len(self.words)} classes. A cloze head has words for each class, and other heads have none."
+      )
     if self.labels and len(self.labels) != self.num_classes:
       raise UserError(
         f"config.model.heads: {self.name} has {len(self.labels)} labels, but num_classes={self.num_classes}. Set "
@@ -236,7 +244,7 @@ class HeadConfig:
     decoder-only models the projection reads the last position (Radford et al. 2018). Pairs of spans are scored by a
     layer with ReLU (Lee et al. 2017, section 5).
     """
-    reads_whole = self.answers_as not in ("tag", "span", "span_pair")
+    reads_whole = self.answers_as not in ("tag", "span", "span_pair", "cloze")
     reads = self.reads or ("each" if not reads_whole else "last" if kind.is_decoder_only else "first")
     published = "tanh" if reads_whole and not kind.is_decoder_only else ""
     if self.kind == "span_pair":

@@ -151,6 +151,15 @@ class VocabularyHead(nnx.Module):
     return jax.tree_util.Partial(function, weights)
 
 
+def of_tokens(logits_fn: jax.tree_util.Partial, ids: jax.Array) -> jax.tree_util.Partial:
+  """Returns the function of `VocabularyHead.logits_fn` for some tokens: [..., embed] -> float32 [..., ids]."""
+  weights = dict(logits_fn.args[0])
+  for name, axis in (("table", 0), ("projection", 1), ("bias", 0)):
+    if name in weights:
+      weights[name] = jnp.take(weights[name], ids, axis=axis)
+  return jax.tree_util.Partial(logits_fn.func, weights)
+
+
 # ---- Named heads -----------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +189,7 @@ HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = La
     "crf": "t2t.models.crf:CrfHead",
     "span": "t2t.models.task_heads:AnswerHead",
     "span_pair": "t2t.models.span_pair:SpanPairHead",
+    "cloze": "t2t.models.task_heads:ClozeHead",
     "vector": "t2t.models.task_heads:AnswerHead",
     "detector": "t2t.models.task_heads:DetectorHead",
     "boundary": "t2t.models.task_heads:BoundaryHead",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import itertools
 from typing import ClassVar
 
 from flax import nnx
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models import layers
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.models.heads import Logits, gathered, transform_weights
+from t2t.models.heads import Logits, gathered, of_tokens, transform_weights
 
 
 class AnswerHead(nnx.Module):
@@ -80,6 +81,25 @@ class AnswerHead(nnx.Module):
       return x.astype(jnp.float32)
     logits = jnp.einsum("...e,ec->...c", x, self.projection[...].astype(x.dtype), preferred_element_type=jnp.float32)
     return logits if self.projection_bias is None else logits + self.projection_bias[...]
+
+
+class ClozeHead(nnx.Module):
+  """Classes of a masked token: the mean vocabulary logit of the words of each class, without own parameters.
+
+  Source: Schick & Schuetze 2021 (PET), section 3; the mean over several words as in the authors' code.
+  """
+
+  reads, layers = "each", "last"
+
+  def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
+    del config, rngs
+    self.words = head.words
+
+  def of_vocabulary(self, logits_fn: jax.tree_util.Partial, hidden: jax.Array) -> jax.Array:
+    """Maps [..., embed] to float32 [..., classes]."""
+    logits = of_tokens(logits_fn, jnp.array([token for tokens in self.words for token in tokens]))(hidden)
+    ends = list(itertools.accumulate(len(tokens) for tokens in self.words))
+    return jnp.stack([jnp.mean(part, axis=-1) for part in jnp.split(logits, ends[:-1], axis=-1)], axis=-1)
 
 
 class DetectorHead(nnx.Module):

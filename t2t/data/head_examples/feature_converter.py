@@ -101,7 +101,7 @@ class HeadFeatureConverter:
       if self.labels and "options" in example:
         example = example | {"options": self._same_options(example["options"])}
       features = kind.make(example, self.reading)
-      if self.head.answers_as in ("class", "tag", "span_pair"):
+      if self.head.answers_as in ("class", "tag", "span_pair", "cloze") and "soft_labels" not in example:
         features["answer_targets"] = self._classes(features)
       texts = {f"{name}_pretokenized": example[name] for name in ("inputs", "targets") if name in example}
       return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | features

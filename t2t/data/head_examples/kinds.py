@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 
+import seqio
 import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import special_tokens as framing_lib
+from t2t.data import vocabularies
 from t2t.data.head_examples import mentions, span_pairs, spans, tags
 from t2t.data.head_examples.reading import Features, Reading, checked, label_of
 
@@ -50,6 +52,66 @@ def _class(example: Features, reading: Reading) -> Features:
   """
   label = label_of(example)
   return _of_text(example, reading, tf.maximum(label, 0)) | {"has_answer": label >= 0}
+
+
+def _cloze(example: Features, reading: Reading) -> Features:
+  """Converts a template whose blank is one masked token, at which the head answers.
+
+  In:  {"header": "", "blank_before": "a", "blank_space": " ", "blank_after": "b", "inputs_uncut": 6, "label": 1}
+  Out: {"inputs": [101, 5, 103, 6, 102], "token_types": [0, 0, 0, 0, 0], "texts": [0, 0, 0, 0, 0],
+        "answer_heads": [0, 0, 1, 0, 0], "answer_targets": [0, 0, 1, 0, 0], "inputs_uncut": 6, "has_answer": True}
+
+  A text that is still too long loses the tokens farthest from the blank.
+  """
+  space = "" if joins_space(reading.vocabulary) else example["blank_space"]
+  before = tf.strings.join([example["header"], example["blank_before"], space])
+  parts = reading.encode(tf.stack([before, example["blank_after"]]))
+  begin, end = (tf.constant(ids, tf.int32) for ids in (reading.framing.begin, reading.framing.end))
+  room = reading.length - len(reading.framing.begin) - len(reading.framing.end) - 1
+  behind = tf.minimum(tf.size(parts[1]), tf.maximum(room - tf.size(parts[0]), room // 2))
+  first = tf.maximum(tf.size(parts[0]) - (room - behind), 0)
+  mask = tf.constant([vocabularies.mask_id(reading.vocabulary)], tf.int32)
+  tokens = tf.concat([begin, parts[0][first:], mask, parts[1][:behind], end], 0)
+  position, length = tf.size(begin) + tf.size(parts[0]) - first, tf.size(tokens)
+  label = label_of(example)
+  return {
+    "inputs": tokens,
+    "inputs_uncut": example["inputs_uncut"],
+    "token_types": tf.zeros_like(tokens),
+    "texts": tf.zeros_like(tokens),
+    "answer_heads": framing_lib.one_hot(position, length, reading.number + 1),
+    "answer_targets": framing_lib.one_hot(position, length, tf.maximum(label, 0)),
+    "has_answer": label >= 0,
+  }
+
+
+def _soft_class(example: Features, reading: Reading) -> Features:
+  """Converts a text and a teacher's logits of its classes.
+
+  The first positions, one for each class, have the bits of the logits; the head answers at the first of them.
+
+  In:  {"parts": ["a b", "c"], "soft_labels": [0.5, -0.5], "label": 0, "options": ["x", "y"]}
+  Out: as for a class, with "answer_heads": [1, 1, 0, 0, 0, 0], "answer_targets": [0x3f000000, -0x41000000, 0, 0, 0, 0]
+  """
+  bits = tf.bitcast(tf.cast(example["soft_labels"], tf.float32), tf.int32)
+  features, classes = _of_text(example, reading, tf.constant(0)), tf.size(bits)
+  length = tf.size(features["inputs"])
+
+  def refuse(length) -> tf.Tensor:
+    raise UserError(
+      f"{reading.task}: an example has {int(length)} tokens, fewer than a teacher has classes. Leave the example "
+      "out of config.data.train_labels."
+    )
+
+  length = checked(length, (length >= classes) & (reading.reads in ("first", "mean")), refuse, length)
+  heads = tf.where(tf.range(length) < classes, reading.number + 1, 0)
+  targets = tf.pad(bits, [[0, length - classes]])
+  return features | {"answer_heads": heads, "answer_targets": targets, "has_answer": label_of(example) >= 0}
+
+
+def joins_space(vocabulary: seqio.Vocabulary) -> bool:
+  """Returns True if a space before a word has no token of its own."""
+  return len(vocabulary.encode(" a")) == len(vocabulary.encode("a"))
 
 
 def _score(example: Features, reading: Reading) -> Features:
@@ -155,6 +217,8 @@ def _no_label(question: Features) -> Features:
 
 # The first kind with fields that an example has applies.
 KINDS: dict[str, QuestionKind] = {
+  "soft_class": QuestionKind(("soft_labels",), ("options",), _soft_class, "class"),
+  "cloze": QuestionKind(("blank_before", "blank_after"), ("blank_labels", "options"), _cloze, "cloze"),
   "span": QuestionKind(
     ("question", "context"),
     ("answer_starts",),

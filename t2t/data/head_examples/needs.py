@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import re
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -34,6 +35,7 @@ class Need:
     labels: names of the classes, if all examples have the same.
     number: number of logits.
     no_answer: whether a span question may have no answer.
+    words: token ids of the words of each class that a template has.
   """
 
   head: str
@@ -41,6 +43,7 @@ class Need:
   labels: tuple[str, ...]
   number: int
   no_answer: bool = False
+  words: tuple[tuple[int, ...], ...] = ()
 
 
 def formats_of(task: seqio.Task) -> list:
@@ -51,7 +54,8 @@ def formats_of(task: seqio.Task) -> list:
       f"{task.name}: heads need the text of the records, but a task with seqio.CacheDatasetPlaceholder is read from a "
       "cache of tokens. Remove the placeholder from the preprocessors of the task."
     )
-  return [step for step in steps if registry.function_of(step) not in _WRITING]
+  # A step that depends on the architecture writes the blank of a template for generative models.
+  return [s for s in steps if registry.function_of(s) not in _WRITING and not hasattr(s, "for_architecture")]
 
 
 def formatted(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int] | None = None) -> tf.data.Dataset:
@@ -89,7 +93,39 @@ def need_of(task: seqio.Task) -> Need:
   question = kinds.KINDS[kind]
   labels = () if question.number else tuple(text.decode() for text in first.get("options", ()))
   number = question.number or len(labels) or len(first["classes"])
-  return Need(name, question.head, labels, number, question.head == "span" and "no_answer" in first)
+  words = _words(task, first, labels) if question.head == "cloze" else ()
+  name = f"{name}_cloze" if words else name
+  return Need(name, question.head, labels, number, question.head == "span" and "no_answer" in first, words)
+
+
+def _words(task: seqio.Task, example: Mapping[str, Any], labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+  """Returns the token ids of the words of each label in an example of a template.
+
+  Raises:
+    UserError: a word has several tokens, or the templates of the task have different words.
+  """
+  from t2t.data import templates
+
+  rows = templates.templates_of(task)
+  vocabulary = task.output_features["inputs"].vocabulary
+  for row in rows:
+    if row.words != rows[0].words or any(templates.has_fields(word) for words in row.words.values() for word in words):
+      raise UserError(
+        f"{row.where}: a head of the masked token needs the same words for every example, but they differ from those "
+        f"of {rows[0].where} or have fields. Choose one with config.data.template_names, or evaluate without training."
+      )
+  space = example["blank_space"].decode() if kinds.joins_space(vocabulary) else ""
+  pairs = zip(example["blank_words"], example["blank_labels"], strict=True)
+  ids: dict[str, list[int]] = {label: [] for label in labels}
+  for word, label in pairs:
+    tokens = vocabulary.encode(space + word.decode())
+    if len(tokens) != 1:
+      raise UserError(
+        f"{rows[0].where} words.{label.decode()}: {word.decode()!r} has {len(tokens)} tokens in this vocabulary, but "
+        "the head of a masked token needs words of one token. Give another word."
+      )
+    ids[label.decode()].append(int(tokens[0]))
+  return tuple(tuple(ids[label]) for label in labels)
 
 
 def heads_of(
@@ -109,7 +145,7 @@ def heads_of(
     reads = _reads(model, need, vocabulary)
     head = HeadConfig(
       *(need.head, need.number, need.kind, need.labels),
-      **dict(reads=reads, no_answer=need.no_answer) | model.published_head(need.kind),
+      **dict(reads=reads, no_answer=need.no_answer, words=need.words) | model.published_head(need.kind),
     )
     model_head = _head_of_name(need, model.heads)
     if model_head is not None:
@@ -169,7 +205,7 @@ def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
   if need.kind == "span_pair":
     return ""
-  if need.kind in ("tag", "span"):
+  if need.kind in ("tag", "span", "cloze"):
     return "each"
   if model.kind.is_decoder_only:
     return "last"

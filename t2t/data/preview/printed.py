@@ -115,7 +115,7 @@ _READS |= {"concat": "of last, maximum and mean", "spans": "of two spans"}
 
 def _described_head(head: HeadConfig, architecture: str) -> str:
   reads = _READS[head.spelled_out(ARCHITECTURES[architecture]).reads]
-  number = f" of {head.num_classes}" if head.answers_as in ("class", "tag", "span_pair") else ""
+  number = f" of {head.num_classes}" if head.answers_as in ("class", "tag", "span_pair", "cloze") else ""
   return f"{head.name}, a {head.kind}{number} {reads}" + (f" ({', '.join(head.labels)})" if head.labels else "")
 
 
