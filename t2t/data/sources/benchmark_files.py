@@ -158,6 +158,7 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   },
   "squad": {"": _squad("v1.1")},
   "squad_v2": {"": _squad("v2.0")},
+  "chat": {"": _lines("", benchmark_parsers.messages, {"validation": ["val", "validation"]})},
   "hellaswag": {
     "": _lines(
       "",

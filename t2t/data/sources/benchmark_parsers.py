@@ -213,6 +213,24 @@ def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 # ---- Other benchmarks ------------------------------------------------------------------------------------------------
 
 
+def messages(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """Yields conversations: the role and the text of each message.
+
+  In:  {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+  Out: {"roles": ["user", "assistant"], "contents": ["Hi", "Hello"]}
+  """
+  del labels
+  for location, row in _json_lines(path, where):
+    turns = _field(row, "messages", list, location)
+    for number, turn in enumerate(turns):
+      if not isinstance(turn, Mapping) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
+        raise UserError(
+          f"{location}: message {number} of 'messages' is {turn!r}, not an object with the texts 'role' and 'content'. "
+          "Correct the line."
+        )
+    yield {"roles": [turn["role"] for turn in turns], "contents": [turn["content"] for turn in turns]}
+
+
 def hellaswag(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   """Yields one record for each context, with all of its endings."""
   for location, row in _json_lines(path, where):

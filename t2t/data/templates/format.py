@@ -9,11 +9,12 @@ import tomllib
 from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
+from t2t.data.templates import chat
 
 BLANK = "\x1ablank\x1a"  # stands for the blank in a rendered text
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(\w+(?:\.\w+)*)(?:\[(\d+)\])?((?:\|\w+)*)")
-_KEYS = ("text", "words", "header", "separator", "values")
+_KEYS = ("text", "words", "header", "separator", "values", "turns")
 
 Fields = Mapping[str, Any]  # name -> str, or a list of str
 
@@ -80,7 +81,8 @@ class Template:
   name: unique for its task. text: with fields, and at most one {blank}; without one the blank is at the end. words:
   label -> texts that fill the blank, possibly with fields; empty: the options of each example, or a free text.
   header: text before the first example of a prompt. separator: text between the examples of a prompt. values: field ->
-  its value -> another text. where: "FILE: [TASK.NAME]", for messages.
+  its value -> another text. turns: role -> text of a message; of conversations, which have no `text`. where: "FILE:
+  [TASK.NAME]", for messages.
   """
 
   name: str
@@ -89,7 +91,8 @@ class Template:
   header: str = ""
   separator: str = "\n\n"
   values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-  where: str = ""
+  turns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  where: str = dataclasses.field(default="", repr=False, compare=False)  # a file may move
 
   def __post_init__(self) -> None:
     for text in (self.text, *(word for words in self.words.values() for word in words)):
@@ -269,6 +272,12 @@ def _template(name: str, row: dict[str, Any], where: str) -> Template:
   for key in row:
     if key not in _KEYS:
       raise UserError(f"{where}: unknown key {key}; known keys: {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}")
+  turns = _mapping(row, "turns", where)
+  if turns:
+    chat.check(turns, where=where)
+    if len(row) > 1:
+      raise UserError(f"{where}: turns are of conversations, without {', '.join(sorted(row.keys() - {'turns'}))}")
+    return Template(name, "", turns=turns, where=where)
   for key in ("text", "header", "separator"):
     if not isinstance(row.get(key, "" if key != "text" else None), str):
       raise UserError(f"{where}: {key}={row.get(key)!r} must be a text")

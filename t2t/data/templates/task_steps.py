@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean
 from t2t.data import preprocessors, registry, vocabularies
+from t2t.data.templates import chat
 from t2t.data.templates.format import Template
 from t2t.feature_spec import UNKNOWN
 from t2t.models.architecture import architecture_of
@@ -357,7 +358,15 @@ def apply(task: seqio.Task, templates: Mapping[str, Sequence[Template]], *, wher
       f"{where}: no template for {task.name}; add [{task.name}.NAME] to the file, or name only other tasks in "
       f"config.data.mixture. The file has templates for {', '.join(templates)}{did_you_mean(task.name, templates)}"
     )
-  written = [step for step in task.preprocessors if _tokenizes(step)]
+  rows, written = tuple(templates[task.name]), [step for step in task.preprocessors if _tokenizes(step)]
+  converses = any(registry.function_of(step) is chat.answers for step in task.preprocessors)
+  if converses or any(row.turns for row in rows):
+    if not converses or len(rows) != 1 or not rows[0].turns:
+      raise UserError(
+        f"{rows[0].where}: {task.name} {'has' if converses else 'has no'} conversations; give one template, "
+        f"{'with' if converses else 'without'} turns"
+      )
+    return task.replace(preprocessors=[functools.partial(chat.answers, turns=rows[0].turns), *written])
   steps = [
     functools.partial(fill, task=task, templates=tuple(templates[task.name])),
     Compose(compose, form="text", blank=blank, templates=tuple(templates[task.name])),
