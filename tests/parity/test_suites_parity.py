@@ -62,11 +62,12 @@ class TorchScorer:
   def encode(self, text: str) -> list[int]:
     return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-  def log_p(self, position: int, token: int, **inputs: list[int]) -> float:
-    """Returns the log-probability of a token at a position of the output."""
+  def log_p(self, tokens: dict[int, int], **inputs: list[int]) -> float:
+    """Returns the log-probability of tokens at positions of the output, position -> token."""
     with torch.no_grad():
       logits = self.model(**{name: torch.tensor([ids]) for name, ids in inputs.items()}).logits
-    return float(torch.log_softmax(logits[0, position].double(), -1)[token])
+    log_probs = torch.log_softmax(logits[0].double(), -1)
+    return sum(float(log_probs[position, token]) for position, token in tokens.items())
 
   def split(self, prefix: str, text: str) -> tuple[list[int], list[int]]:
     before, whole = self.encode(prefix) if prefix else [], self.encode(prefix + text)
@@ -78,11 +79,11 @@ class TorchScorer:
     before, after = self.split(prefix, text)
     if self.name == "gpt2":
       ids = [self.tokenizer.bos_token_id, *before, *after]
-      return sum(self.log_p(i - 1, ids[i], input_ids=ids) for i in range(len(ids) - len(after), len(ids)))
+      return self.log_p({i - 1: ids[i] for i in range(len(ids) - len(after), len(ids))}, input_ids=ids)
     cls, sep, mask = (getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask"))
     ids, total = [cls, *before, *after, sep], 0.0
     for i in range(1 + len(before), len(ids) - 1):
-      total += self.log_p(i, ids[i], input_ids=[mask if j == i else token for j, token in enumerate(ids)])
+      total += self.log_p({i: ids[i]}, input_ids=[mask if j == i else token for j, token in enumerate(ids)])
     return total
 
   def of_t5(self, prefix: str, text: str, form: str) -> float:
@@ -92,7 +93,7 @@ class TorchScorer:
     else:
       read, target, first = [*before, eos], [*after, eos], 0
     shown = [0, *target[:-1]]
-    return sum(self.log_p(i, target[i], input_ids=read, decoder_input_ids=shown) for i in range(first, len(target)))
+    return self.log_p({i: target[i] for i in range(first, len(target))}, input_ids=read, decoder_input_ids=shown)
 
 
 def rows(workdir, suite):
@@ -169,10 +170,10 @@ def score_of_cloze(score: TorchScorer, before: str, after: str, token: int) -> f
   left, right = score.encode(before), score.encode(after)
   if score.name == "gpt2":
     ids = [score.tokenizer.bos_token_id, *left]
-    return score.log_p(len(ids) - 1, token, input_ids=ids)
+    return score.log_p({len(ids) - 1: token}, input_ids=ids)
   if score.name == "t5":
     read = [*left, score.sentinel, *right, score.tokenizer.eos_token_id]
-    return score.log_p(1, token, input_ids=read, decoder_input_ids=[0, score.sentinel])
+    return score.log_p({1: token}, input_ids=read, decoder_input_ids=[0, score.sentinel])
   tokenizer = score.tokenizer
   ids = [tokenizer.cls_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.sep_token_id]
-  return score.log_p(1 + len(left), token, input_ids=ids)
+  return score.log_p({1 + len(left): token}, input_ids=ids)
