@@ -17,7 +17,7 @@ from t2t.storage import gcs
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t neighbours",
-    usage="t2t neighbours --checkpoint C --query TEXT [--query TEXT ...] FILE [options]",
+    usage="t2t neighbours --checkpoint C --query TEXT ... FILE [options]",
     description="Prints the lines of a file whose vectors have the highest cosine with the\n"
     "vector of each query.  If a word of the query is in double brackets, the words\n"
     "of all lines are compared in their contexts instead; a word has the mean of the\n"
@@ -27,8 +27,8 @@ def _parser() -> argparse.ArgumentParser:
     "    questions.txt\n"
     "  t2t neighbours --checkpoint runs/tiny_bert --query 'Kids [[play]] outside.' \\\n"
     "    --same_word --layer 1 --top 5 sentences.txt\n"
-    "  t2t neighbours --checkpoint runs/tiny --queries queries.txt --index vectors.npy \\\n"
-    "    --output neighbours.jsonl questions.txt",
+    "  t2t neighbours --checkpoint runs/tiny --queries queries.txt \\\n"
+    "    --index vectors.npy --output neighbours.jsonl questions.txt",
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

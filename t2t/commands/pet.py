@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+import dataclasses
 
 from absl import logging
 from etils import epath
@@ -39,16 +40,15 @@ def run(
   Raises:
     UserError: see `training.train`; or there are fewer than two models, or several tasks.
   """
-  from t2t.data import templates
+  from t2t.data import run_sources, task_resolution, templates
   from t2t.evaluation import evaluate, pseudo_labels
 
   data, folder = config.data, gcs.absolute(workdir)
-  rows = templates.load(data.templates, names=data.template_names).get(data.mixture)
+  provider = run_sources.of(dataclasses.replace(data, templates="", template_names=())).tasks()
+  tasks = task_resolution.tasks_of(provider) if provider else []
+  rows = templates.load(data.templates, names=data.template_names).get(tasks[0].name) if len(tasks) == 1 else None
   if not rows:
-    raise UserError(
-      f"config.data.templates={data.templates} has no template for config.data.mixture={data.mixture}. Name one task "
-      "of the file."
-    )
+    raise UserError(f"{data.named}: t2t pet needs one task with a template in config.data.templates={data.templates}.")
   names = [(row.name, seed) for row in rows for seed in range(seeds)]
   if len(names) < 2:
     raise UserError("t2t pet needs an ensemble, but there is one template and --seeds 1. Give more templates or seeds.")
@@ -110,8 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     "The same command again resumes: finished runs are not repeated.",
     epilog=(
       "example:\n"
-      "  t2t pet --config finetune_superglue --config.init.checkpoint=gs://BUCKET/roberta \\\n"
-      "    --config.data.mixture=super_glue_boolq --config.data.templates=pet_superglue \\\n"
+      "  t2t pet --config finetune_superglue \\\n"
+      "    --config.init.checkpoint=gs://BUCKET/roberta \\\n"
+      "    --config.data.mixture=super_glue_boolq \\\n"
+      "    --config.data.templates=pet_superglue \\\n"
       "    --config.data.max_train_examples=32 --unlabeled test --seeds 3 \\\n"
       "    --workdir gs://BUCKET/pet_boolq"
     ),

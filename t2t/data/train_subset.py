@@ -1,5 +1,6 @@
 """Few training examples: a class-balanced choice of records of a task, drawn by a seed."""
 
+import bisect
 from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
@@ -45,11 +46,12 @@ def quotas(counts: Sequence[int], number: int) -> list[int]:
 
   With more examples no class has fewer.
   """
-  shares = [0] * len(counts)
-  for _ in range(number):
-    open_classes = [i for i, count in enumerate(counts) if shares[i] < count]
-    shares[min(open_classes, key=lambda i: (shares[i], i))] += 1
-  return shares
+  limits = np.array(counts, np.int64)
+  levels = range(int(limits.max(initial=0)) + 1)
+  level = bisect.bisect_right(levels, number, key=lambda level: np.minimum(limits, level).sum()) - 1
+  shares = np.minimum(limits, level)
+  shares[np.flatnonzero(limits > level)[: number - shares.sum()]] += 1
+  return shares.tolist()
 
 
 def chosen(labels: Sequence[str], number: int, *, seed: Sequence[int]) -> np.ndarray:
@@ -63,7 +65,8 @@ def chosen(labels: Sequence[str], number: int, *, seed: Sequence[int]) -> np.nda
     seed: integers from which the choice is drawn.
   """
   random = np.random.default_rng(np.random.SeedSequence(list(seed)))
-  classes = [np.flatnonzero(np.array(labels) == label) for label in sorted(set(labels))]
+  names, numbers = np.unique(np.array(labels, str), return_inverse=True)
+  classes = [np.flatnonzero(numbers == i) for i in range(len(names))]
   # The remainder of a division goes to the same classes for every number.
   classes = [random.permutation(classes[i]) for i in random.permutation(len(classes))]
   shares = quotas([len(indices) for indices in classes], number)

@@ -179,7 +179,9 @@ class Scorer:
   def __call__(
     self, params: Params, items: Sequence[tuple], *, on_batch: Callable[[float, int], None] | None = None
   ) -> list[TextScore]:
-    """Returns the score of each item, in order; scores depend neither on the batch size nor on the order.
+    """Returns the score of each item, in order; scores do not depend on the order.
+
+    Scores of a float32 model differ between batch sizes by less than a tie, those of a bfloat16 model by more.
 
     Args:
       params: nested dict.

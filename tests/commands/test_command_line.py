@@ -66,6 +66,7 @@ FAMILIES = {
   "qwen2": ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b"),
   "finetune": (
     "superglue",
+    "babylm",
     "glue",
     "squad",
     "squad_v2",

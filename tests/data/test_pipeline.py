@@ -225,6 +225,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   free |= {"max_bad_record_fraction", "allow_changed_files", "repeat_warning_epochs", "sources", "mixing_unit", "alpha"}
   free |= {"dictionary", "switching_rate"}  # counted together
   free |= {"language", "subset_seed"}  # count where tags name it, or a subset is drawn
+  free |= {"templates", "template_names", "template_blank", "train_labels"}  # count by their contents
   free |= {"labels", "columns", "prefix", "table"}  # of a table, which counts by `tables.identity`
 
   def identity(data, **options):
