@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib.util
 import sys
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -30,6 +31,7 @@ from t2t.inference import (
   option_scores,
   predictor,
   prompt_builder,
+  prompted,
   ranking,
   table_inputs,
   table_output,
@@ -40,8 +42,11 @@ from t2t.models.config import DECODERS
 from t2t.runtime import hosts, memory, numeric
 from t2t.serving import engine, model_service, routes, text_predictor
 
+if TYPE_CHECKING:  # imports TensorFlow
+  from t2t.data.templates import Template
+
 _MAX_LENGTH, _TOP = 64, 10
-_OF_FILES = ("input", "output", "field", "strict")  # options that do not apply to --server
+_OF_FILES = ("input", "output", "field", "strict", "template")  # options that do not apply to --server
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     "    --input lines.jsonl --output out.jsonl\n"
     "  t2t infer --checkpoint runs/pals --task reviews \\\n"
     "    --input texts.txt --output out.jsonl\n"
+    "  t2t infer --checkpoint runs/gpt --template gpt3_superglue:super_glue_boolq.gpt3 \\\n"
+    "    --input questions.jsonl --output out.jsonl\n"
     "  t2t infer --checkpoint runs/reviews --input new.csv --output predicted.csv\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
@@ -125,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
     help="the predictions; .tsv, .csv, .parquet: the table with added columns; - is standard output",
   )
   add("--field", default="", help="key of the text in a JSON object; default: inputs, or question for a span head")
+  add(
+    "--template",
+    default="",
+    metavar="NAME|FILE",
+    help="template of lines with its fields: a name of the training, or FILE[:TASK.NAME]; default: that of the "
+    "training",
+  )
   add("--strict", action="store_true", help="raise an error for empty or too long lines instead of marking them")
   written = parser.add_argument_group("writing")
   add = written.add_argument
@@ -318,7 +332,7 @@ def main(argv: list[str]) -> None:
     print(note, file=sys.stderr)
   mesh = batch_inference.make_mesh(options.tensor)
   load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
-  blank = "" if adapters or options.head else prompt_builder.blank(source)
+  blank = "" if adapters or options.head or options.template else prompt_builder.blank(source)
   for input_path, output_path in _files(options, gin_config if of_tasks else None, source):
     as_table = jsonl_io.is_table(output_path)
     if as_table:
@@ -398,6 +412,7 @@ def _asks(
     UserError: no method fits the model, or options of another method are given.
   """
   where = f"{where}{source.path}" if where else f"--checkpoint {options.checkpoint}"
+  template = _template(options, source)
   # A model with both needs --head for its heads, because pre-training heads are rarely useful.
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
     method, reason = "head", "predicts with a head"
@@ -417,10 +432,11 @@ def _asks(
       f"--no_answer {options.no_answer} applies only to span heads, but {where} {reason}. Leave out --no_answer."
     )
   for name in ("normalize", "neutral_context"):
-    if (value := getattr(options, name)) and not (method == "write" and _ranks(source, decode)):
+    ranks = method != "head" and template is not None and (template.words or method == "fill")
+    if (value := getattr(options, name)) and not (ranks or method == "write" and _ranks(source, decode)):
       raise UserError(
-        f"--{name} {value}: {where} ranks no labels, because it {reason}. Leave out --{name}, or give a generative "
-        "model that was fine-tuned on a table."
+        f"--{name} {value}: {where} ranks no labels, because it {reason}. Leave out --{name}, or give --template, or a "
+        "generative model that was fine-tuned on a table."
       )
   return method
 
@@ -436,8 +452,52 @@ def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
   """Returns a function that builds the inference method on a mesh; lines may have the columns of the training table."""
+  if template := _template(options, source):
+    return _way_of_template(options, source, decode, template)
   make_way = _way_of_text(options, source, decode)
   return make_way if _asks(options, source, decode) == "fill" else table_inputs.around(source, make_way)
+
+
+def _template(options: argparse.Namespace, source: pretrained.Source) -> "Template | None":
+  """Returns the template of the lines; lines of other files than text have that of the training."""
+  has_fields = options.input and not options.input.endswith(".txt")
+  return prompted.choose(source, options.template) if options.template or has_fields else None
+
+
+def _way_of_template(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig, template: "Template"
+) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
+  """Returns a function that builds the inference method of a template on a mesh."""
+  asks = _asks(options, source, decode)
+  if asks == "head":
+    head = classification.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
+    if head.kind != "cloze":
+      raise UserError(
+        f"--template {options.template}: the head {head.name!r} of {source.path} was trained without a template. Leave "
+        "out --template."
+      )
+    longest = prompt_builder.longest_text(source, inputs_length=options.inputs_length)
+    return functools.partial(
+      prompted.Classified, source, template=template, head=head, longest=longest, batch_size=options.batch_size
+    )
+  if asks == "write" and not template.words:
+    make_way = _way_of_text(options, source, decode)
+    return lambda mesh: prompted.Generated(make_way(mesh), template, source)
+  if decode != text_generation.decode_config(max_length=_MAX_LENGTH):
+    raise UserError(
+      f"{template.where} has words, which are ranked without generation. Leave out generation options, for example "
+      "--max_length and --beam."
+    )
+  return functools.partial(
+    prompted.Ranked,
+    source,
+    template=template,
+    longest=prompt_builder.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
+    ends_prompts=source.model.is_generative and _ends_prompts(options, source),
+    batch_size=options.batch_size,
+    normalize=options.normalize,
+    neutral_context=options.neutral_context,
+  )
 
 
 def _way_of_text(

@@ -421,7 +421,7 @@ class _LineProgress:
     self._batches = [*self._batches[-50:], (self._new_lines, now)]
     text = f"{self._lines:,}" + (f"/{self._total:,}" if self._total else "") + " lines"
     before, first_batch_end = self._batches[0]
-    if now > first_batch_end:
+    if now > first_batch_end and self._new_lines > before:  # a batch may end no line
       per_second = (self._new_lines - before) / (now - first_batch_end)
       text += f"  {amounts.compact_count(per_second)} lines/s  {amounts.compact_count(self.speed)} {self._unit}/s"
       if self._total:

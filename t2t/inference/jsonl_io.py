@@ -48,7 +48,7 @@ class Form:
   may: optional fields that change the prediction.
   row_fields: fields of a row besides those of all rows.
   reads: reader of the text, for messages, such as "a tag head"; "": accepts any text.
-  columns: text columns of the table that the model was fine-tuned on; () without a table.
+  columns: text columns of the table that the model was fine-tuned on, or fields of `reads`; () without them.
   """
 
   field: str = "inputs"
@@ -242,10 +242,15 @@ def _taken(value: dict[str, Any], field: str, where: str, form: Form, *, named: 
     field_names = ", ".join(map(repr, value)) or "none"
     lists = "".join(f" or the list {name!r}" for name in form.lists)
     if form.columns and not named:
+      missing = next(name for name in form.columns if name not in value)
+      if form.reads:
+        raise UserError(
+          f"{where} has no field {missing!r} (fields: {field_names}), but {form.reads} reads "
+          f"{', '.join(map(repr, form.columns))}. Add or rename a field."
+        )
       raise UserError(
-        f"{where} has no column {next(name for name in form.columns if name not in value)!r} (columns: "
-        f"{field_names}). The model was trained on {', '.join(map(repr, form.columns))}. Rename a column, or give "
-        "the name of the text column with --field."
+        f"{where} has no column {missing!r} (columns: {field_names}). The model was trained on "
+        f"{', '.join(map(repr, form.columns))}. Rename a column, or give the name of the text column with --field."
       )
     needed = f", but {form.reads} reads the text {field!r}{lists}" if form.reads else ""
     raise UserError(

@@ -35,7 +35,13 @@ class Prompts:
 
   def __call__(self, text: str) -> tuple[list[int], int]:
     """Returns the tokens of a text, and the number of tokens truncated from its end."""
-    tokens = self.prompt(text)
+    return self._framed(self.prompt(text))
+
+  def without_prefix(self, text: str) -> tuple[list[int], int]:
+    """Returns the tokens of a text that has its own format; see `__call__`."""
+    return self._framed(self.encode(text))
+
+  def _framed(self, tokens: list[int]) -> tuple[list[int], int]:
     return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
 
   def prompt(self, text: str) -> list[int]:
@@ -99,6 +105,8 @@ def prefix(source: pretrained.Source) -> TaskPrefix:
   """
   if table := source.run["data"].get("table"):
     return TaskPrefix(table["prefix"])
+  if source.run["data"].get("templates"):  # they replace the text of a task
+    return TaskPrefix()
   from t2t.data import task_prefixes
 
   tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
@@ -114,7 +122,7 @@ def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   """Returns the names of the text-to-text tasks of a model, if there are several with a single prefix."""
   from t2t.data import task_prefixes
 
-  if pretrained.answers_by_heads(source) or not source.model.is_generative:
+  if pretrained.answers_by_heads(source) or not source.model.is_generative or source.run["data"].get("templates"):
     return ()
   tasks = [task.name for task in pretrained.trained_tasks(source) if len(task_prefixes.of(task)) == 1]
   return tuple(tasks) if len(tasks) > 1 else ()

@@ -89,6 +89,11 @@ class Writing:
     encoded = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens
     return batch_inference.EncodedLine(encoded, len(tokens) + cut, cut)
 
+  def without_prefix(self, text: str) -> batch_inference.EncodedLine:
+    """Converts a text that has its own format to model input."""
+    tokens, cut = self._prompts.without_prefix(text)
+    return batch_inference.EncodedLine(tokens, len(tokens) + cut, cut)
+
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:

@@ -218,7 +218,9 @@ def _no_label(question: Features) -> Features:
 # The first kind with fields that an example has applies.
 KINDS: dict[str, QuestionKind] = {
   "soft_class": QuestionKind(("soft_labels",), ("options",), _soft_class, "class"),
-  "cloze": QuestionKind(("blank_before", "blank_after"), ("blank_labels", "options"), _cloze, "cloze"),
+  "cloze": QuestionKind(
+    ("blank_before", "blank_after"), ("blank_labels", "options"), _cloze, "cloze", unanswered=_no_label
+  ),
   "span": QuestionKind(
     ("question", "context"),
     ("answer_starts",),

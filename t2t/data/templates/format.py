@@ -15,6 +15,7 @@ BLANK = "\x1ablank\x1a"  # stands for the blank in a rendered text
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(\w+(?:\.\w+)*)(?:\[(\d+)\])?((?:\|\w+)*)")
 _KEYS = ("text", "words", "header", "separator", "values", "turns")
+_FRAME = 3  # most special tokens around one text
 
 Fields = Mapping[str, Any]  # name -> str, or a list of str
 
@@ -72,6 +73,37 @@ class Rendered(NamedTuple):
   before: str
   after: str
   uncut: int
+
+
+class Filled(NamedTuple):
+  """A template with the fields of a record.
+
+  before, after: text around the blank.
+  space: between `before` and the blank, " " or "".
+  header: text before the first example of a prompt, with the separator.
+  words: each word that may fill the blank, with its label.
+  uncut: size before it was cut, with room for a word and for special tokens.
+  cut: size that was removed.
+  """
+
+  before: str
+  after: str
+  space: str
+  header: str
+  words: Sequence[tuple[str, str]]
+  uncut: int
+  cut: int
+
+  def read_by(self, form: str, blank: str) -> tuple[str, str, Callable[[str], str]]:
+    """Returns the text of the input, the text behind it, and word -> text to predict; see `task_steps.compose`."""
+    if form == "cloze":
+      return f"{self.header}{self.before}", self.after, lambda word: f"{self.space}{word}"
+    if form == "continuation":
+      return f"{self.header}{self.before}", "", lambda word: f"{self.space}{word}{self.after}"
+    if blank != "sentinel" and not self.after.strip():
+      return f"{self.header}{self.before}", "", lambda word: word
+    inputs = f"{self.header}{self.before}{self.space}<extra_id_0>{self.after}"
+    return inputs, "", lambda word: f"<extra_id_0> {word} <extra_id_1>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +197,29 @@ class Template:
     before, _, after = "".join(parts).partition(BLANK)
     return Rendered(before, after, uncut)
 
+  def fill(
+    self, fields: Fields, words: Sequence[tuple[str, str]], *, size: Callable[[str], int], limit: int | None
+  ) -> Filled:
+    """Returns the template with a record; the longest field is cut until the text fits.
+
+    Args:
+      fields: of the record.
+      words: each word that may fill the blank, with its label.
+      size: measures a text, in tokens for example.
+      limit: maximum size with a word and special tokens; None: no limit.
+
+    Raises:
+      UserError: see `render`.
+    """
+    header = f"{self.header}{self.separator}" if self.header else ""
+    # Beside the text are special tokens, and a word or a sentinel.
+    beside = _FRAME + max((size(word) for word, _ in words), default=1) + (size(header) if header else 0)
+    rendered = self.render(fields, size=size, room=None if limit is None else max(0, limit - beside))
+    before = rendered.before.rstrip(" ")
+    space = " " if before != rendered.before else ""
+    cut = rendered.uncut - size(rendered.before + rendered.after)
+    return Filled(before, rendered.after, space, header, words, rendered.uncut + beside, max(0, cut))
+
   def filled(self, word: str, fields: Fields) -> str:
     """Returns a word of the verbaliser with the fields of a record."""
     return "".join(
@@ -226,12 +281,15 @@ def shipped() -> dict[str, pathlib.Path]:
   return {path.stem: path for path in sorted(pathlib.Path(__file__).parent.glob("*.toml"))}
 
 
-def load(spec: str, *, names: Sequence[str] = ()) -> dict[str, tuple[Template, ...]]:
+def load(
+  spec: str, *, names: Sequence[str] = (), key: str = "config.data.templates="
+) -> dict[str, tuple[Template, ...]]:
   """Reads a file of templates.
 
   Args:
     spec: path of a TOML file, or the name of a shipped file.
     names: names of the templates to keep; empty: all.
+    key: of `spec`, for messages.
 
   Returns:
     Task name -> its templates, in the order of the file.
@@ -239,7 +297,7 @@ def load(spec: str, *, names: Sequence[str] = ()) -> dict[str, tuple[Template, .
   Raises:
     UserError: the file is missing or malformed, or no template has one of the names.
   """
-  where = f"config.data.templates={spec}"
+  where = f"{key}{spec}"
   path = shipped().get(spec, pathlib.Path(spec).expanduser())
   try:
     tables = tomllib.loads(path.read_text())

@@ -23,7 +23,6 @@ _SENTINEL = re.compile(r"<extra_id_\d+>")
 # Fields of an example that only heads read.
 _OF_HEADS = ("head", "parts", "candidates", "classes")
 _EOS = (seqio.preprocessors.append_eos, seqio.preprocessors.append_eos_after_trim)
-_FRAME = 3  # most special tokens around one text
 
 
 # ---- Filling a template ----------------------------------------------------------------------------------------------
@@ -165,24 +164,19 @@ class _Writer:
     label = _text(target)
     words = self._words(template, fields, [_text(option) for option in options])
     gold = next((word for word, of in words if of == label), UNKNOWN) if words else label
-    header = f"{template.header}{template.separator}" if template.header else ""
-    # Beside the text are special tokens, and a word or a sentinel.
-    beside = _FRAME + max((self._size(word) for word, _ in words), default=1) + (self._size(header) if header else 0)
-    room = None if self._limit is None else max(0, self._limit - beside)
-    rendered = template.render(fields, size=self._size, room=room)
-    before = rendered.before.rstrip(" ")
-    space = " " if before != rendered.before else ""
+    filled = template.fill(fields, words, size=self._size, limit=self._limit)
+    before, after, space = filled.before, filled.after, filled.space
     texts = [
-      f"{before}{space}_{rendered.after}",
+      f"{before}{space}_{after}",
       before,
-      rendered.after,
+      after,
       space,
       gold,
-      header,
-      f"{before}{space}{gold}{rendered.after}{template.separator}",
+      filled.header,
+      f"{before}{space}{gold}{after}{template.separator}",
     ]
     columns = list(zip(*words, strict=True)) if words else [(), ()]
-    return _array(texts), _array(columns).reshape(2, -1), np.int32(rendered.uncut + beside)
+    return _array(texts), _array(columns).reshape(2, -1), np.int32(filled.uncut)
 
   def _words(self, template: Template, fields: Mapping[str, Any], options: list[str]) -> list[tuple[str, str]]:
     """Returns each word that may fill the blank, with its label."""
@@ -243,13 +237,7 @@ def compose(
     UserError: the vocabulary has no name for the sentinel.
   """
   vocabulary = output_features["inputs" if "inputs" in output_features else "targets"].vocabulary
-  if form == "text" and "<extra_id_0>" not in vocabularies.control_tokens_of(vocabulary):
-    for template in templates:
-      if blank == "sentinel" or template.has_text_behind:
-        raise UserError(
-          f"{template.where}: an encoder-decoder reads the sentinel <extra_id_0> where the blank is, but the "
-          "vocabulary has no such token; put the blank at the end of the text, with config.data.template_blank=auto"
-        )
+  check_sentinel(vocabulary, templates, form=form, blank=blank)
 
   @tf.autograph.experimental.do_not_convert
   def written(example: Features) -> Features:
@@ -287,23 +275,45 @@ def compose(
   return dataset.map(written, num_parallel_calls=tf.data.AUTOTUNE)
 
 
+def check_sentinel(vocabulary: seqio.Vocabulary, templates: Sequence[Template], *, form: str, blank: str) -> None:
+  """Checks that an encoder-decoder can read a sentinel where the blank is.
+
+  Args: see `compose`.
+
+  Raises:
+    UserError: the vocabulary has no name for the sentinel.
+  """
+  if form == "text" and "<extra_id_0>" not in vocabularies.control_tokens_of(vocabulary):
+    for template in templates:
+      if blank == "sentinel" or template.has_text_behind:
+        raise UserError(
+          f"{template.where}: an encoder-decoder reads the sentinel <extra_id_0> where the blank is, but the "
+          "vocabulary has no such token; put the blank at the end of the text, with config.data.template_blank=auto"
+        )
+
+
+def form_of(architecture: str, templates: Sequence[Template]) -> str:
+  """Returns how an architecture reads templates, see `compose`.
+
+  Raises:
+    UserError: a template has no blank, but an encoder needs one.
+  """
+  kind = architecture_of(architecture)
+  for template in templates:
+    if not (kind.is_generative or template.has_blank):
+      raise UserError(
+        f"{template.where} text={template.text!r} has no {{blank}}, but an encoder predicts masked words; put "
+        "{blank} where the answer belongs"
+      )
+  return "cloze" if not kind.is_generative else "continuation" if kind.is_decoder_only else "text"
+
+
 class Compose(functools.partial):
   """The step `compose` of a task; `task_resolution.for_architecture` adapts it to the model."""
 
   def for_architecture(self, architecture: str) -> "Compose":
-    """Returns the step that writes the blank as the architecture reads it.
-
-    Raises:
-      UserError: a template has no blank, but an encoder needs one.
-    """
-    kind = architecture_of(architecture)
-    for template in self.keywords["templates"]:
-      if not (kind.is_generative or template.has_blank):
-        raise UserError(
-          f"{template.where} text={template.text!r} has no {{blank}}, but an encoder predicts masked words; put "
-          "{blank} where the answer belongs"
-        )
-    form = "cloze" if not kind.is_generative else "continuation" if kind.is_decoder_only else "text"
+    """Returns the step that writes the blank as the architecture reads it; raises as `form_of`."""
+    form = form_of(architecture, self.keywords["templates"])
     return Compose(self.func, **{**self.keywords, "form": form})
 
 
