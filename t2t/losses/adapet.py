@@ -76,6 +76,7 @@ class Adapet(HeadLosses):
       total = jnp.maximum(weights["examples"], 1.0)
       terms[f"{head.name}_conditioning"] = self.settings.conditioning_weight * conditioned / total
       examples = jnp.sum(jnp.any(head_targets.at, axis=1).astype(jnp.float32))
+      of_heads[f"{head.name}_label"] = WeightedSum(summed, examples)
       of_heads[f"{head.name}_conditioning"] = WeightedSum(conditioned, examples)
     return terms, {**metrics, **of_heads}
 

@@ -93,6 +93,8 @@ def test_terms(case):
   weights = measured.weights(batch)
   terms, metrics = measured(model, batch, weights, key=jax.random.key(0), train=True)
   assert set(terms) == {"nli_cloze", "nli_cloze_conditioning"}
+  label = metrics["nli_cloze_label"]
+  np.testing.assert_allclose(terms["nli_cloze"], label.total / label.weight, rtol=1e-5)
   mean = metrics["nli_cloze_conditioning"]
   np.testing.assert_allclose(terms["nli_cloze_conditioning"], 0.5 * mean.total / mean.weight, rtol=1e-5)
   evaluated, _ = measured(model, batch, weights, key=None, train=False)
