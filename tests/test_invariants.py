@@ -53,6 +53,13 @@ def test_the_rules_look_at_files():
   assert "seqio" in imports("data/pipeline.py")
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("evaluation/", "commands/"))])
+def test_files_are_not_divided_at_unicode_separators(name):
+  """`encoding.lines` divides at newlines alone; texts may contain the other separators of `str.splitlines`."""
+  calls = [node.attr for node in parsed(name) if isinstance(node, ast.Attribute)]
+  assert "splitlines" not in calls
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tensorflow_is_imported_where_data_is_read(name):
   """Only under t2t/data, in evaluation/ and in commands that show data."""

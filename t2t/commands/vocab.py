@@ -20,6 +20,7 @@ from t2t.data import vocabularies
 from t2t.data.sources import text_files
 from t2t.data.vocabularies import extending, fertility, training
 from t2t.runtime import numeric, progress
+from t2t.storage import encoding
 
 _WIDEST = 80  # columns
 
@@ -174,7 +175,7 @@ def _report(arguments: argparse.Namespace) -> int:
   divisions: dict[str, fertility.Division] = {}
   for name, files in progress.track(_files_of(arguments.languages).items(), "dividing text"):
     texts = (text for file in files for text in text_files.read_texts(file, field=arguments.field, where=name))
-    lines = (line.strip() for text in texts for line in text.splitlines() if line.strip())
+    lines = (line.strip() for text in texts for line in encoding.lines(text) if line.strip())
     divisions[name] = fertility.measure(vocabulary, itertools.islice(lines, arguments.max_lines))
     _check_text(name, files, divisions[name].lines)
   if arguments.json:

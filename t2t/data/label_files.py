@@ -14,6 +14,7 @@ from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import task_resolution
 from t2t.data.sources import named
+from t2t.storage import encoding
 
 SOFT = "soft_labels"  # field of a record with a teacher's logits
 # Logit of the right class where a record has a label and no teacher: its softmax is 1 at any common temperature.
@@ -49,7 +50,7 @@ def read(path: str) -> Labels:
   """
   where = f"config.data.train_labels={path}"
   try:
-    lines = pathlib.Path(path).read_text().splitlines()
+    lines = encoding.lines(pathlib.Path(path).read_text())
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"{where}: cannot be read ({type(error).__name__}); give a file of JSON lines") from error
   rows: dict[str, dict[int, int]] = {}

@@ -17,7 +17,7 @@ import rich.table
 from t2t import UserError
 from t2t.evaluation import intervals, item_statistics
 from t2t.evaluation.item_statistics import Statistics
-from t2t.storage import gcs
+from t2t.storage import encoding, gcs
 
 RESAMPLES = 10_000
 _FOLDER = "predictions"
@@ -150,7 +150,7 @@ def read(path: str, *, where: str) -> dict[str, Predictions]:
 
 def _read_file(path: epath.Path, *, where: str) -> Predictions:
   items = []
-  for number, line in enumerate(path.read_text().splitlines(), 1):
+  for number, line in enumerate(encoding.lines(path.read_text()), 1):
     try:
       item = json.loads(line)
       missing = [field for field in ("inputs", "target", "value", "prediction") if field not in item]

@@ -11,6 +11,7 @@ from etils import epath
 import numpy as np
 
 from t2t import UserError, did_you_mean
+from t2t.storage import encoding
 from t2t.training import loss_curve, metric_writers
 
 ROWS, PICTURE = "curve.jsonl", "curve.png"
@@ -59,7 +60,7 @@ def read(path: epath.Path) -> list[Cell]:
   if not path.exists():
     return []
   cells = []
-  for number, line in enumerate(path.read_text().splitlines(), start=1):
+  for number, line in enumerate(encoding.lines(path.read_text()), start=1):
     try:
       row = json.loads(line)
       cells.append(Cell(int(row["examples"]), int(row["seed"]), str(row["metric"]), float(row["score"]), row["step"]))

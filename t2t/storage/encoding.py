@@ -58,6 +58,17 @@ def unpaired_surrogate(text: str) -> str:
   return ""
 
 
+def lines(text: str) -> list[str]:
+  r"""Returns the lines of a text file: divided at "\n" alone, without a "\r" at their ends.
+
+  `str.splitlines` also divides at characters within texts, such as U+2028, U+0085 and form feeds.
+
+    In:  "a\u2028b\r\nc\n"
+    Out: ["a\u2028b", "c"]
+  """
+  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
 def _charset(content: bytes) -> str:
   """Returns iconv's name for the likeliest encoding; "" if there is none."""
   content = content[:_SHOWN]

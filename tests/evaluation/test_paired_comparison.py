@@ -141,6 +141,16 @@ def test_files_of_earlier_versions(tmp_path):
   assert mixed.metrics == found.metrics and (mixed.worse, mixed.better) == (found.worse, found.better)
 
 
+def test_texts_with_line_separators(tmp_path):
+  """JSON lines may contain characters at which `str.splitlines` divides."""
+  text = "a\u2028b\u2029c\x85d"
+  file = epath.Path(evaluated(tmp_path / "a", A)) / "predictions" / "some_task.validation.jsonl"
+  file.write_text(file.read_text().replace("question 7", f"question {text}"))
+  (found,) = compared(str(tmp_path / "a"), str(tmp_path / "a"))
+  assert found.items == 60
+  assert paired_comparison.read(str(file), where="A ")["some_task.validation"].items[7]["inputs"] == f"question {text}"
+
+
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 

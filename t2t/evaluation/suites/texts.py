@@ -18,6 +18,7 @@ from t2t.evaluation.suites import items as items_lib
 from t2t.evaluation.suites import scoring as scoring_lib
 from t2t.inference.text_scores import ScoredText
 from t2t.param_tree import Params
+from t2t.storage import encoding, gcs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +27,21 @@ class EvaluatedText:
 
   documents: text of each line.
   num_words: words of the original file; with `ends_lines` a line end is a word, too.
-  num_bytes: of the lines in UTF-8, line ends included.
+  num_bytes: of the lines in UTF-8; with `ends_lines` a line end has one byte.
   ends_lines: whether the model predicts EOS after each line.
+  path: of the file, for messages.
   """
 
   documents: tuple[tuple[str, ...], ...]
   num_words: int
   num_bytes: int
   ends_lines: bool = False
+  path: str = dataclasses.field(default="", compare=False)
+
+  @property
+  def num_lines(self) -> int:
+    """Number of lines of all documents."""
+    return sum(map(len, self.documents))
 
 
 def plain(path: str, where: str) -> EvaluatedText:
@@ -46,7 +54,8 @@ def plain(path: str, where: str) -> EvaluatedText:
   if not any(document.strip() for document in documents):
     raise UserError(f"{where}{path}: the file has no text. Give a file with text.")
   num_words = sum(len(document.split()) for document in documents)
-  return EvaluatedText(tuple((document,) for document in documents), num_words, sum(len(x.encode()) for x in documents))
+  num_bytes = sum(len(document.encode()) for document in documents)
+  return EvaluatedText(tuple((document,) for document in documents), num_words, num_bytes, path=path)
 
 
 def _refuse(path: str, where: str):
@@ -55,8 +64,8 @@ def _refuse(path: str, where: str):
 
 def ptb(path: str, where: str) -> EvaluatedText:
   """Reads Penn Treebank as Mikolov et al. 2010 prepared it, ptb.test.txt: <unk>, N, and a line end that is a word."""
-  lines = [" ".join(line.split()) for line in _lines(path, where)]
-  return _of_lines(lines, [len(line.split()) for line in lines])
+  lines = [" ".join(line.split()) for line in _lines(path, where, ("ptb.test.txt",))]
+  return _of_lines(lines, [len(line.split()) for line in lines], path)
 
 
 def wikitext(path: str, where: str) -> EvaluatedText:
@@ -64,21 +73,32 @@ def wikitext(path: str, where: str) -> EvaluatedText:
 
   Words are counted as in the file, with one for the end of each line, also of blank lines.
   """
-  lines = _lines(path, where)
-  return _of_lines([detokenized(line) for line in lines], [len(line.split()) for line in lines])
+  lines = _lines(path, where, ("wiki.test.tokens", "wiki.test.raw"))
+  return _of_lines([detokenized(line) for line in lines], [len(line.split()) for line in lines], path)
 
 
-def _lines(path: str, where: str) -> list[str]:
-  (file,) = items_lib.files(path, where=where)[:1]
-  lines = items_lib.text_of(file, where=where).splitlines()
+def _lines(path: str, where: str, names: Sequence[str]) -> list[str]:
+  """Returns the lines of a file, or of the only file of `names` in a folder."""
+  if path.endswith((".json", ".jsonl")):
+    raise UserError(f"{where}{path}: JSON lines are no released text. Give {' or '.join(names)}, or text={path}.")
+  gcs.check(path, where=where)
+  folder = gcs.absolute(path)
+  if folder.is_dir():
+    found = [name for name in names if (folder / name).is_file()]
+    if len(found) != 1:
+      listed = f"has both {' and '.join(found)}" if found else f"has no {' or '.join(names)}"
+      raise UserError(f"{where}{path}: the folder {listed}. Give the path of the file.")
+    path = str(folder / found[0])
+  (file,) = items_lib.files(path, where=where)
+  lines = encoding.lines(items_lib.text_of(file, where=where))
   if not any(line.strip() for line in lines):
     raise UserError(f"{where}{path}: the file has no text. Give the released file.")
   return lines
 
 
-def _of_lines(lines: Sequence[str], num_words: Sequence[int]) -> EvaluatedText:
+def _of_lines(lines: Sequence[str], num_words: Sequence[int], path: str = "") -> EvaluatedText:
   num_bytes = sum(len(line.encode()) + 1 for line in lines)
-  return EvaluatedText((tuple(lines),), sum(num_words) + len(lines), num_bytes, ends_lines=True)
+  return EvaluatedText((tuple(lines),), sum(num_words) + len(lines), num_bytes, ends_lines=True, path=path)
 
 
 _INSIDE = re.compile(r" @([-,.])@ ")
@@ -113,12 +133,15 @@ class TextSuite:
     del unused
     self.name, self._text, self._scoring = name, text, scoring
     self._is_pseudo = bool(scoring.scorer.pseudo_likelihood)
-    # Encoders were never trained to predict EOS.
+    # Encoders were never trained to predict EOS: a line end that has no score is neither a word nor a byte.
     end = [scoring.vocabulary.eos_id] if text.ends_lines and not self._is_pseudo else []
-    self._num_words = text.num_words - (0 if end or not text.ends_lines else sum(map(len, text.documents)))
+    unscored = text.num_lines if text.ends_lines and not end else 0
+    self._num_words, self._num_bytes = text.num_words - unscored, text.num_bytes - unscored
     self._texts = [self._encoded(document, end) for document in text.documents]
     layouts = [scoring.scorer.layout(encoded) for encoded in self._texts]
     self._spans = [(number, window) for number, layout in enumerate(layouts) for window in layout.windows]
+    if not self._spans:
+      raise UserError(f"{name}={text.path}: the model's vocabulary has no token of this text. Give another text.")
     self.num_items, self.num_long = len(self._spans), sum(layout.is_long for layout in layouts)
     self.long_note = scoring_lib.long_note(f"of {len(layouts):,} documents are", scoring)
 
@@ -142,7 +165,7 @@ class TextSuite:
     nats, tokens = -log_p.astype(np.float64), float(num_tokens.sum())
     per_token = lambda number: num_tokens * (number / tokens)
     rows = {
-      "bits_per_byte": ("quotient", per_token(math.log(2) * self._text.num_bytes)),
+      "bits_per_byte": ("quotient", per_token(math.log(2) * self._num_bytes)),
       "word_perplexity": ("perplexity", per_token(self._num_words)),
       "perplexity": ("perplexity", per_token(tokens)),
     }
@@ -174,7 +197,7 @@ class TextSuite:
         "long": self.num_long,
         "tokens": int(tokens),
         "words": self._num_words,
-        "bytes": self._text.num_bytes,
+        "bytes": self._num_bytes,
         "stride": self._scoring.scorer.stride,
       },
     )

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import types
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import suite_files
 from t2t import UserError
 from t2t.data.sources import benchmark_files
 from t2t.evaluation import results
-from t2t.evaluation.suites import cloze, items, registry, run, texts
+from t2t.evaluation.suites import cloze, items, registry, run, scoring, texts
 from t2t.evaluation.suites.items import OptionItem
+from t2t.inference.text_scores import ScoredWindow, TextLayout
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +78,85 @@ def test_wikitext_is_detokenized_and_counted_as_released(tmp_path):
   assert text.num_bytes == len("= Title =") + len(expected) + 3
 
 
+@pytest.mark.parametrize(("suite", "names"), [("ptb", ["ptb.test.txt"]), ("wikitext", ["wiki.test.tokens"])])
+def test_a_folder_has_the_released_file(suite, names, tmp_path):
+  """The test set alone is read from a folder, whatever lies beside it; JSON lines are refused."""
+  rows = suite_files.lines(tmp_path / "a.jsonl", [{"text": "train"}])
+  with pytest.raises(UserError, match=rf"{suite}=.*: the folder has no {names[0]}.*Give the path of the file"):
+    registry.read(suite, str(tmp_path))
+  with pytest.raises(UserError, match=rf"{suite}=.*a.jsonl: JSON lines are no released text. Give {names[0]}"):
+    registry.read(suite, str(rows))
+  for name in (*names, "wiki.train.tokens", "ptb.train.txt"):
+    (tmp_path / name).write_text(f"{name}\n")
+  assert registry.read(suite, str(tmp_path)).documents == ((names[0],),)
+  (tmp_path / "wiki.test.raw").write_text("raw\n")
+  if suite == "wikitext":
+    with pytest.raises(UserError, match=r"the folder has both wiki.test.tokens and wiki.test.raw. Give the path"):
+      registry.read(suite, str(tmp_path))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\f", "\v", "\x1c"])
+def test_lines_end_at_newlines_alone(separator, tmp_path):
+  """Other separators are within a line: neither further words for line ends nor further EOS."""
+  path = tmp_path / "wiki.test.tokens"
+  path.write_bytes(f" a{separator}b c \r\n \n d \n".encode())
+  text = texts.wikitext(str(path), "")
+  assert text.documents == ((f"a{separator}b c", "", "d"),) and text.num_words == 3 + 1 + 3
+  path = tmp_path / "ptb.test.txt"
+  path.write_bytes(f" a{separator}b c \n d".encode())
+  assert texts.ptb(str(path), "").documents == (("a b c", "d"),)
+
+
 def test_documents_of_a_plain_text(tmp_path):
   (tmp_path / "a.txt").write_text("é b\nc")
   rows = suite_files.lines(tmp_path / "b.jsonl", [{"text": "a b"}, {"text": "c"}])
   assert texts.plain(str(tmp_path / "a.txt"), "") == texts.EvaluatedText((("é b\nc",),), 3, 6)
   assert texts.plain(str(rows), "").documents == (("a b",), ("c",))
+
+
+class Bytes:
+  """A scorer with a token for each byte and one window, without a model; a token has one nat."""
+
+  max_tokens = stride = 0
+
+  def __init__(self, pseudo_likelihood):
+    self.pseudo_likelihood = pseudo_likelihood
+
+  def encode(self, text):
+    return [] if text == "\u200b" else list(text.encode())
+
+  def layout(self, text):
+    number = len(text.continuation)
+    spans = [ScoredWindow(0, number, 0, number)] if number else []
+    return TextLayout([], text.continuation, 0, spans, number, 0)
+
+  def by_window(self, params, encoded, on_batch):
+    numbers = np.array([len(text.continuation) for text in encoded])
+    return -numbers.astype(np.float32), numbers
+
+
+def text_suite(text, pseudo_likelihood=""):
+  vocabulary = types.SimpleNamespace(eos_id=1)
+  return texts.TextSuite("ptb", text, scoring.SuiteScoring(Bytes(pseudo_likelihood), "sum", "", vocabulary))
+
+
+def test_line_ends_are_bytes_where_they_are_scored(tmp_path):
+  """A byte of one nat has 1 / ln 2 bits, whether EOS is scored at line ends or, by an encoder, not."""
+  (tmp_path / "ptb.test.txt").write_text("a\nb\ncd\n")
+  text = texts.ptb(str(tmp_path), "")
+  result, of_encoder = text_suite(text).run({}), text_suite(text, "pll").run({})
+  assert result.metrics["bits_per_byte"] == pytest.approx(1 / np.log(2))
+  assert of_encoder.metrics["pseudo_bits_per_byte"] == pytest.approx(1 / np.log(2))
+  assert [(x.details["tokens"], x.details["words"], x.details["bytes"]) for x in (result, of_encoder)] == [
+    (7, 6, 7),
+    (4, 3, 4),
+  ]
+
+
+def test_a_text_without_tokens_is_refused_before_it_is_scored(tmp_path):
+  (tmp_path / "a.txt").write_text("\u200b")
+  with pytest.raises(UserError, match=r"ptb=.*a.txt: the model's vocabulary has no token of this text"):
+    text_suite(texts.plain(str(tmp_path / "a.txt"), ""))
 
 
 # ---- Cloze -----------------------------------------------------------------------------------------------------------
