@@ -23,7 +23,8 @@ class ScoredText(NamedTuple):
   """A continuation, and the prefix that it is scored after; each is a text, or token ids that are read unchanged.
 
   num_bytes: UTF-8 bytes of the continuation; None: of its text.
-  num_unscored: first tokens of a continuation of token ids that are read, but not scored.
+  num_unscored: first tokens of a continuation of token ids that are read, but not scored. A decoder with an encoder
+    reads them at the beginning of each window.
   suffix: token ids that an encoder reads behind the continuation.
   """
 
@@ -102,6 +103,7 @@ class TextLayout(NamedTuple):
   num_tokens: number of scored tokens.
   num_cut: tokens of prefix and suffix that no window reads.
   suffix: token ids behind the target.
+  num_repeated: first tokens of the target that each window begins with.
   """
 
   prompt: list[int]
@@ -111,6 +113,7 @@ class TextLayout(NamedTuple):
   num_tokens: int
   num_cut: int
   suffix: Tokens = ()
+  num_repeated: int = 0
 
   @property
   def is_long(self) -> bool:
@@ -260,6 +263,9 @@ class Scorer:
     """Returns the tokens of a text and its windows; uses no device.
 
     A text with a suffix has one window around the target; prefix and suffix lose the tokens farthest from the target.
+
+    Raises:
+      UserError: unscored tokens that each window begins with leave no room.
     """
     prompt, target = self.tokens(text)
     apart, width, unscored = self._kind.has_encoder_and_decoder, self._width, text.num_unscored
@@ -278,23 +284,35 @@ class Scorer:
     first, length = inside + unscored, inside + len(target)
     if first >= length:
       return TextLayout(prompt, target, inside, [], 0, 0)
+    repeated = 0
     if length <= width:
       spans = [ScoredWindow(0, length, first, length)]
     else:
-      spans = windows(length, width, self.stride, first=first, is_causal=self._kind.is_generative)
+      # The sentinel of a span tells the decoder which text it predicts.
+      repeated = unscored if apart else 0
+      room = width - repeated
+      if room < 1:
+        raise UserError(
+          f"max_tokens={self.max_tokens}: each window begins with {repeated} tokens that are not scored; give "
+          f"{repeated + 1} or more"
+        )
+      stride = min(self.stride, room)
+      is_causal = self._kind.is_generative
+      shifted = windows(length - repeated, room, stride, first=first - repeated, is_causal=is_causal)
+      spans = [ScoredWindow(*(position + repeated for position in span)) for span in shifted]
     num_cut += min(spans[0].start, inside)
-    return TextLayout(prompt, target, inside, spans, len(target) - unscored, num_cut)
+    return TextLayout(prompt, target, inside, spans, len(target) - unscored, num_cut, num_repeated=repeated)
 
   def rows(self, layout: TextLayout) -> list[predictor.ScoredRow]:
     """Returns the rows of a text; together they score each token once, from first to last."""
     return [row for window in layout.windows for row in self._window_rows(layout, window)]
 
   def _window_rows(self, layout: TextLayout, window: ScoredWindow) -> list[predictor.ScoredRow]:
-    inside, (start, end, first, last) = layout.inside, window
+    inside, (start, end, first, last), repeated = layout.inside, window, layout.num_repeated
     read = layout.prompt if self._kind.has_encoder_and_decoder else layout.prompt[start:]
     offset = max(start - inside, 0)
-    shown = layout.target[offset : end - inside]
-    scored = range(first - inside - offset, last - inside - offset)
+    shown = [*layout.target[:repeated], *layout.target[offset : end - inside]]
+    scored = range(repeated + first - inside - offset, repeated + last - inside - offset)
     return self._scored_rows(read, shown, scored, suffix=layout.suffix)
 
   def _scored_rows(

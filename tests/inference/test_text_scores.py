@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -72,6 +73,21 @@ def test_the_windows_of_the_docstring():
   assert windows(10, 4, 2) == [(0, 4, 0, 4), (2, 6, 4, 6), (4, 8, 6, 8), (6, 10, 8, 10)]
   assert windows(8, 4, 2, is_causal=False) == [(0, 4, 0, 3), (2, 6, 3, 5), (4, 8, 5, 8)]
   assert windows(0, 4, 2) == []
+
+
+@pytest.mark.parametrize(("length", "stride"), [(20, 3), (20, 5), (20, 6), (6, 3), (5, 3)])
+def test_each_window_of_a_span_begins_with_its_sentinel(length, stride):
+  """An encoder-decoder reads the unscored tokens in each window of the target; they take room, not scores."""
+  config = dataclasses.replace(toy.KINDS["t5_1_1"], vocab_size=264)
+  scorer = text_scores.Scorer(types.SimpleNamespace(config=config), BYTES, max_tokens=6, stride=stride)
+  sentinel, target = 263, list(range(10, 10 + length))
+  rows = scorer.rows(scorer.layout(ScoredText([sentinel, 1], [sentinel, *target], num_unscored=1)))
+  assert all(row.prompt == [sentinel, 1] and row.target[0] == sentinel for row in rows)
+  assert all(len(row.target) <= 6 and sentinel not in row.target[1:] for row in rows)
+  assert [row.target[position] for row in rows for position in row.scored] == target
+  assert len(rows) == (1 if length == 5 else 1 + -(-(length - 5) // min(stride, 5)))
+  with pytest.raises(UserError, match="max_tokens=1: each window begins with 1 tokens that are not scored; give 2"):
+    text_scores.Scorer(scorer.reader, BYTES, max_tokens=1).layout(ScoredText([1], [sentinel, 10], num_unscored=1))
 
 
 # ---- Pseudo-log-likelihoods ------------------------------------------------------------------------------------------
