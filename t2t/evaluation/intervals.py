@@ -77,13 +77,13 @@ def resampled(statistics: Statistics, units: Sequence[str]) -> tuple[Callable, n
 
   The rows of a unit's items are summed. A metric of rows, such as a correlation, takes the items as units.
   """
-  function, of_rows = item_statistics.VALUES[statistics.value]
-  if of_rows:
-    return function, statistics.rows, len(statistics.rows)
+  row = item_statistics.VALUES[statistics.value]
+  if row.of_rows:
+    return row.function, statistics.rows, len(statistics.rows)
   index = np.unique(np.asarray(units), return_inverse=True)[1]
   sums = np.zeros((int(index.max(initial=-1)) + 1, statistics.rows.shape[1]))
   np.add.at(sums, index, statistics.rows)
-  return (lambda rows: function(rows.sum(axis=-2))), sums, len(sums)
+  return (lambda rows: row.function(rows.sum(axis=-2))), sums, len(sums)
 
 
 def of_function(function: Callable, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> Interval | None:

@@ -20,10 +20,12 @@ class Value(NamedTuple):
 
   function: sums over the sample [..., k] -> values [...]; or rows of the sample [..., items, k] -> values [...].
   of_rows: whether the function takes the rows.
+  is_percentage: whether values are percentages.
   """
 
   function: Callable[[np.ndarray], np.ndarray]
   of_rows: bool = False
+  is_percentage: bool = True
 
 
 class Statistics(NamedTuple):
@@ -47,7 +49,9 @@ def value_of(statistics: Statistics) -> float:
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-  return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0)
+  """Returns the quotient; 0 if the denominator is 0, and NaN if it is NaN."""
+  is_empty = np.less_equal(denominator, 0)
+  return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=~is_empty)
 
 
 def _mean(sums: np.ndarray) -> np.ndarray:
@@ -111,8 +115,8 @@ def _bleu(sums: np.ndarray) -> np.ndarray:
 
 VALUES: dict[str, Value] = {
   "mean": Value(_mean),
-  "quotient": Value(_quotient),
-  "perplexity": Value(_perplexity),
+  "quotient": Value(_quotient, is_percentage=False),
+  "perplexity": Value(_perplexity, is_percentage=False),
   "f1": Value(_f1),
   "macro_f1": Value(_macro_f1),
   "occurring_f1": Value(_occurring_f1),

@@ -6,6 +6,7 @@ The files of predictions have statistics of each item, so that no task is loaded
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import math
 from typing import Any
 
 from etils import epath
@@ -22,7 +23,6 @@ from t2t.storage import encoding, gcs
 RESAMPLES = 10_000
 _FOLDER = "predictions"
 _SAME = ("inputs", "target", "idx")  # fields by which items are recognized
-_RIGHT = 0.5  # an item is right above this share; tied items can have it exactly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,7 @@ class MetricComparison:
   a, b: values.
   low, high: 95 % interval of the difference, percentiles of the paired bootstrap; None with fewer than two units.
   p: two-sided p-value of no difference, by the paired bootstrap.
+  is_percentage: whether the values are percentages.
   """
 
   a: float
@@ -86,6 +87,7 @@ class MetricComparison:
   low: float | None
   high: float | None
   p: float | None
+  is_percentage: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,11 +190,17 @@ def paired(a: Mapping[str, Predictions], b: Mapping[str, Predictions]) -> list[t
 
 
 def check_same_items(a: Predictions, b: Predictions) -> None:
-  """Checks that two files have the same items in the same order, and the same metrics.
+  """Checks that two files have the same items in the same order.
 
   Raises:
     UserError: names the first difference.
   """
+  if _has_windows(a) and _has_windows(b) and _inputs(a) != _inputs(b):
+    raise UserError(
+      f"{a.name}: A and B read the text in different windows, {len(a.items):,} and {len(b.items):,}. Give both runs of "
+      "`t2t suites` the same --max_tokens and --stride. With different vocabularies compare bits_per_byte in both "
+      f"results.json ({a.path.parent.parent}; {b.path.parent.parent})."
+    )
   for number, (one, other) in enumerate(zip(a.items, b.items, strict=False), 1):
     field = next((field for field in _SAME if one.get(field) != other.get(field)), None)
     if field is not None:
@@ -205,6 +213,15 @@ def check_same_items(a: Predictions, b: Predictions) -> None:
       f"{a.name}: A has {len(a.items):,} items, and B has {len(b.items):,}. Evaluate both checkpoints with the same "
       "config.eval.max_examples."
     )
+
+
+def _has_windows(predictions: Predictions) -> bool:
+  """Returns whether the items are windows of a text, which depend on the model."""
+  return any(name.endswith("bits_per_byte") for item in predictions.items[:1] for name in item.get("statistics", {}))
+
+
+def _inputs(predictions: Predictions) -> list[str]:
+  return [item["inputs"] for item in predictions.items]
 
 
 def _short(value: Any, most: int = 60) -> str:
@@ -226,9 +243,10 @@ def compare(a: Predictions, b: Predictions) -> Comparison:
   worse = better = mcnemar = None
   ties, changed = 0, []
   if right_a is not None and right_b is not None:
-    clear = (right_a != _RIGHT) & (right_b != _RIGHT)
-    ties = int(np.sum(~clear))
-    is_right_a, is_right_b = right_a > _RIGHT, right_b > _RIGHT
+    # Each of k tied options has a share of 1/k.
+    is_tied = (right_a > 0) & (right_a < 1) | (right_b > 0) & (right_b < 1)
+    clear, ties = ~is_tied, int(is_tied.sum())
+    is_right_a, is_right_b = right_a > 0, right_b > 0
     lost, won = is_right_a & ~is_right_b & clear, ~is_right_a & is_right_b & clear
     worse, better = int(lost.sum()), int(won.sum())
     mcnemar = _mcnemar(worse, better)
@@ -257,17 +275,18 @@ def _difference(a: Statistics, b: Statistics, units: Sequence[str]) -> MetricCom
   values = item_statistics.value_of(a), item_statistics.value_of(b)
   value, rows_a, number = intervals.resampled(a, units)
   _, rows_b, _ = intervals.resampled(b, units)
+  is_percentage = item_statistics.VALUES[a.value].is_percentage
   if number < 2:
-    return MetricComparison(*values, None, None, None)
+    return MetricComparison(*values, None, None, None, is_percentage)
   if np.array_equal(rows_a, rows_b):
-    return MetricComparison(*values, 0.0, 0.0, 1.0)
+    return MetricComparison(*values, 0.0, 0.0, 1.0, is_percentage)
   difference = lambda index: value(rows_b[index]) - value(rows_a[index])
   sampled = intervals.distribution(difference, number, rows_a[0].size, resamples=RESAMPLES)
   low, high = np.percentile(sampled, [100 * (1 - intervals.LEVEL) / 2, 100 * (1 + intervals.LEVEL) / 2])
   # The observed sample counts as one resample, so that no p-value is 0 (Davison & Hinkley 1997).
   tail = min(np.sum(sampled <= 0), np.sum(sampled >= 0))
   p = min(1.0, 2 * float(tail + 1) / (RESAMPLES + 1))
-  return MetricComparison(*values, float(low), float(high), p)
+  return MetricComparison(*values, float(low), float(high), p, is_percentage)
 
 
 def _mcnemar(worse: int, better: int) -> float:
@@ -298,9 +317,8 @@ def print_table(comparisons: Sequence[Comparison], console: rich.console.Console
   for comparison in comparisons:
     task, number = comparison.name.removesuffix(f".{shared}"), f"{comparison.units:,}"
     for name, row in comparison.metrics.items():
-      interval = "" if row.low is None else f"{row.low:+.1f} to {row.high:+.1f}"
       p = "" if row.p is None else p_text(row.p)
-      table.add_row(task, name, f"{row.a:.2f}", f"{row.b:.2f}", f"{row.b - row.a:+.2f}", interval, p, number)
+      table.add_row(task, name.replace("_", " "), *_texts(row), p, number)
       task = number = ""
   console.print(table)
   console.print(f"p and interval: paired bootstrap, {RESAMPLES:,} resamples of the n units, seed {intervals.SEED}")
@@ -313,6 +331,22 @@ def print_table(comparisons: Sequence[Comparison], console: rich.console.Console
       )
     elif not comparison.metrics:
       console.print(f"{comparison.name}: the metrics have no statistics of items, and are not compared")
+
+
+def _texts(row: MetricComparison) -> tuple[str, str, str, str]:
+  """Returns A, B, B - A and its interval; bits per byte have more digits than percentages."""
+  value, change, end = (lambda x: f"{x:.2f}"), (lambda x: f"{x:+.2f}"), (lambda x: f"{x:+.1f}")
+  if not row.is_percentage:
+    value = lambda x: f"{x:{_format(x, 4)}}"
+    change = end = lambda x: f"{x:+{_format(x, 3)}}"
+  interval = "" if row.low is None or row.high is None else f"{end(row.low)} to {end(row.high)}"
+  return value(row.a), value(row.b), change(row.b - row.a), interval
+
+
+def _format(number: float, digits: int) -> str:
+  """Returns the format of a number with significant digits, without an exponent from 0.0001 to a million."""
+  size = abs(number)
+  return f".{max(0, digits - 1 - math.floor(math.log10(size)))}f" if 1e-4 <= size < 1e6 else f".{digits}g"
 
 
 def p_text(p: float) -> str:

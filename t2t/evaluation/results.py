@@ -258,7 +258,7 @@ def spreads(results: Sequence[Result]) -> list[Spread]:
 
 def _statistics(result: Result, number: int) -> dict[str, list[Any]]:
   """Returns the statistics of an answer as JSON: metric -> key of `item_statistics.VALUES` and numbers."""
-  row_of = lambda rows: [int(x) if x == int(x) else float(x) for x in rows[number].tolist()]
+  row_of = lambda rows: [int(x) if float(x).is_integer() else float(x) for x in rows[number].tolist()]
   return {name: [value, *row_of(rows)] for name, (value, rows) in result.statistics.items()}
 
 

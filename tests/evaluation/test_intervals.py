@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from t2t.evaluation import intervals, item_statistics, task_metrics
+from t2t.evaluation import intervals, item_statistics, results, task_metrics
 from t2t.evaluation.item_statistics import Statistics
 
 RANDOM = np.random.default_rng(7)
@@ -108,6 +108,17 @@ def test_the_bootstrap_of_a_mean_is_that_of_scipy():
     ).confidence_interval
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=tolerance)
   assert intervals.of_metric("f1", statistics, item_statistics.units([0] * 30)) == interval
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_a_correlation_with_nan_is_nan(name):
+  """It has no interval; a constant still has the correlation 0."""
+  rows = np.array([[np.nan, 0.2], [0.1, 0.5], [0.9, 0.7]])
+  assert np.isnan(item_statistics.value_of(Statistics(name, rows)))
+  assert intervals.of_metric(f"{name}_correlation", Statistics(name, rows), ["0", "1", "2"]) is None
+  assert item_statistics.value_of(Statistics(name, np.array([[1.0, 0.2], [1.0, 0.5]]))) == 0.0
+  result = results.Result("task", "test", {}, [], statistics={name: Statistics(name, rows)})
+  assert np.isnan(results._statistics(result, 0)[name][1]) and results._statistics(result, 1)[name][1:] == [0.1, 0.5]
 
 
 def test_groups_are_resampled_together():

@@ -98,6 +98,55 @@ def test_tied_items_are_left_out_of_mcnemar(tmp_path):
   assert found.metrics["accuracy"].a == pytest.approx(100 * np.mean(right))
 
 
+def written(folder, name, rows):
+  """Writes predictions with the statistics of each item; returns the folder's name."""
+  folder.mkdir()
+  lines = [
+    {"idx": i, "inputs": inputs, "target": None, "prediction": "", "value": 0, "unit": str(i), "statistics": statistics}
+    for i, (inputs, statistics) in enumerate(rows)
+  ]
+  (folder / f"{name}.test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return str(folder)
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_ties_of_any_number_of_options_are_left_out_of_mcnemar(number, tmp_path):
+  """A chance of 1/k is neither right nor wrong; a weight of the item's group does not change this."""
+  rows = lambda shares: [(f"q{i}", {"accuracy": ["mean", x * 0.7, 0.7]}) for i, x in enumerate(shares)]
+  a = written(tmp_path / "a", "entity_tracking", rows([1 / number] * 6 + [1, 0]))
+  (found,) = compared(a, written(tmp_path / "b", "entity_tracking", rows([1] * 3 + [0] * 4 + [1])))
+  assert (found.ties, found.worse, found.better) == (6, 1, 1)
+  assert [item["inputs"] for item in found.changed] == ["q6", "q7"]
+
+
+def windows_of(nats, width=30):
+  """Returns items as `t2t suites text=FILE` writes them."""
+  texts = [f"document 0, tokens {width * i} to {width * i + width - 1}" for i in range(len(nats))]
+  values = [{"bits_per_byte": ["quotient", x, 77.0], "perplexity": ["perplexity", x, 30]} for x in nats]
+  return list(zip(texts, values, strict=True))
+
+
+def test_bits_per_byte_have_significant_digits(tmp_path, capsys):
+  """A difference of 0.04 bits is shown with its interval; percentages keep one decimal."""
+  nats = np.random.default_rng(0).normal(100, 5, 60)
+  other = nats * 0.97 + np.random.default_rng(1).normal(0, 0.3, 60)
+  (found,) = compared(
+    written(tmp_path / "a", "text", windows_of(nats)), written(tmp_path / "b", "text", windows_of(other))
+  )
+  paired_comparison.print_table([found], rich.console.Console(width=80))
+  (line,) = [line for line in capsys.readouterr().out.splitlines() if "bits" in line]
+  row = found.metrics["bits_per_byte"]
+  assert f"{row.a:.3f}" in line and f"{row.b - row.a:+.4f}" in line
+  assert f"{row.low:+.4f} to {row.high:+.4f}" in line and -0.1 < row.low < row.high < -0.01
+
+
+@pytest.mark.parametrize(("number", "width"), [(8, 30), (10, 24)])
+def test_windows_of_a_text_must_be_the_same(number, width, tmp_path):
+  a = written(tmp_path / "a", "text", windows_of([1.0] * 10))
+  with pytest.raises(UserError, match=r"text.test: .*different windows, 10 and \d.* same --max_tokens and --stride"):
+    compared(a, written(tmp_path / "b", "text", windows_of([1.0] * number, width)))
+
+
 def test_other_metrics(tmp_path):
   """F1 of classes that one checkpoint never predicts, and correlations without right and wrong items."""
   classes = [value * 2 for value in TARGETS]
