@@ -98,7 +98,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
     results.publish(
       task_results,
       folder,
-      about={"method": method},
+      about={"method": method, "initial_checkpoint": str(source.path)},
       steps=steps,
       checkpoints={name: str(_checkpoint(finetuned, step)) for name, step in steps.items()},
       whole=is_complete,

@@ -97,7 +97,9 @@ def _of_sentences(files: Sequence[Any], where: str) -> ClozeItems:
   for file in files:
     for place, row in items_lib.objects(file, where=where):
       sentences = items_lib.field(row, "masked_sentences", place, list)
-      text = " ".join(map(str, sentences))
+      if not all(isinstance(sentence, str) for sentence in sentences):
+        raise UserError(f"{place}: field 'masked_sentences' is {sentences!r}; give a list of texts. Correct the file.")
+      text = " ".join(sentences)
       if len(text.split()) > _MOST_WORDS:
         long += 1
         continue
@@ -112,7 +114,10 @@ def _of_facts(relations: Iterable[tuple[str, str, Any]], where: str) -> ClozeIte
   for name, template, file in relations:
     facts: dict[tuple[str, str], None] = {}
     for place, row in items_lib.objects(file, where=where):
-      votes = [judgment.get("judgment") == "yes" for judgment in row.get("judgments", ())]
+      judgments = items_lib.field(row, "judgments", place, list) if "judgments" in row else []
+      if not all(isinstance(judgment, Mapping) for judgment in judgments):
+        raise UserError(f"{place}: field 'judgments' is {judgments!r}; give a list of objects. Correct the file.")
+      votes = [judgment.get("judgment") == "yes" for judgment in judgments]
       if 2 * sum(votes) < len(votes):
         rejected += 1
         continue

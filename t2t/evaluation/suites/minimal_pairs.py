@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from t2t import UserError
 from t2t.evaluation.suites import items as items_lib
 from t2t.evaluation.suites.items import OptionItem
 from t2t.inference.text_scores import ScoredText
@@ -57,6 +58,9 @@ def _pairs(path: str, where: str, expected: Sequence[str]) -> list[OptionItem]:
   for file in items_lib.files(path, where=where, expected=expected):
     for place, row in items_lib.objects(file, where=where):
       sentences = [items_lib.field(row, f"sentence_{kind}", place) for kind in ("good", "bad")]
-      group = str(row.get("UID", file.name.removesuffix(".jsonl")))
+      if sentences[0] == sentences[1]:
+        raise UserError(f"{place}: sentence_good and sentence_bad are both {sentences[0]!r}. Correct the file.")
+      has_group = "UID" in row
+      group = str(items_lib.field(row, "UID", place, (str, int)) if has_group else file.name.removesuffix(".jsonl"))
       pairs.append(OptionItem(tuple(ScoredText("", text) for text in sentences), (group,), sentences[0]))
   return pairs

@@ -129,19 +129,35 @@ def evaluate(
   if jax.process_index() == 0:
     path = results.write(suite_results, gcs.absolute(workdir), about={"checkpoint": str(source.path)})
     console = rich.console.Console()
-    finetuned = finetuned_tasks(json.loads(path.read_text())) if has_mean else {}
+    finetuned, notes = finetuned_tasks(json.loads(path.read_text()), str(source.path)) if has_mean else ({}, [])
     print_table(suite_results, console, shows_groups=shows_groups, has_mean=has_mean, finetuned=finetuned)
+    for note in notes:
+      console.print(note, soft_wrap=True, highlight=False, markup=False)
     print(f"results        {path}\npredictions    {path.parent / 'predictions'}")
   return suite_results
 
 
-def finetuned_tasks(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-  """Returns the records of BabyLM's fine-tuned tasks in a results.json, which `t2t superglue` wrote to the workdir."""
-  return {
-    name.removesuffix(".validation"): row
-    for name, row in record.items()
-    if name.startswith("babylm_") and name.endswith(".validation") and row["metrics"]
-  }
+def finetuned_tasks(record: Mapping[str, Any], checkpoint: str) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+  """Returns the records of BabyLM's fine-tuned tasks, which `t2t superglue` wrote to the workdir, and notes on them.
+
+  Tasks whose fine-tuning began with another checkpoint are left out.
+
+  Args:
+    record: content of results.json.
+    checkpoint: the evaluated checkpoint.
+  """
+  finetuned, notes = {}, []
+  for key, row in record.items():
+    if not (key.startswith("babylm_") and key.endswith(".validation") and row["metrics"]):
+      continue
+    name, initial = key.removesuffix(".validation"), row.get("initial_checkpoint")
+    if initial is None:
+      notes.append(f"{name}: figures of {row.get('checkpoint', 'an unknown checkpoint')}; its origin is not recorded")
+    elif gcs.absolute(initial) != gcs.absolute(checkpoint):
+      notes.append(f"{name} is left out: it was fine-tuned from {initial}, not from {checkpoint}")
+      continue
+    finetuned[name] = row
+  return finetuned, notes
 
 
 def print_table(
@@ -170,7 +186,10 @@ def print_table(
   for result in suite_results:
     facts = [f"{result.n:,}", f"{result.tied:,}", f"{result.details['long']:,}"]
     name = result.task
+    ties_of: Mapping[str, int] = result.details.get("ties", {})
     for metric, value in result.metrics.items():
+      if metric in ties_of:
+        facts[1] = f"{ties_of[metric]:,}"
       interval = _interval(result, metric)
       table.add_row(name, metric.replace("_", " "), f"{value:.2f}" if value < 1e5 else f"{value:.3g}", interval, *facts)
       name, facts = "", [""] * 3

@@ -165,13 +165,24 @@ class OptionSuite:
       name: np.array([np.mean([_right(row, positions) for positions in rule]) for row in scores])
       for name, rule in contrasts.items()
     }
+    tied = {
+      name: np.array([any(_num_best(row, positions) > 1 for positions in rule) for row in scores])
+      for name, rule in contrasts.items()
+    }
     factors = items_lib.weights(self._items)
     statistics = {
       name: Statistics("mean", np.stack([values * factors, factors], axis=-1)) for name, values in shares.items()
     }
     first = next(iter(contrasts.values()))
-    answers = [self._answer(number, scores[number], first[0]) for number in range(len(scores))]
-    return self._result(answers, statistics, shares[next(iter(contrasts))])
+    further = list(contrasts)[1:]
+    answers = []
+    for number, row in enumerate(scores):
+      answer = self._answer(number, row, first[0])
+      if names := [name for name in further if tied[name][number]]:
+        answer = dataclasses.replace(answer, example={**answer.example, "tied_metrics": names})
+      answers.append(answer)
+    ties_of = {name: int(tied[name].sum()) for name in further}
+    return self._result(answers, statistics, shares[next(iter(contrasts))], ties_of)
 
   def _correlation(self, scores: Sequence[np.ndarray]) -> results.Result:
     """Returns Spearman's correlation of the probability of the first option and the share of people who chose it."""
@@ -202,10 +213,16 @@ class OptionSuite:
     )
 
   def _result(
-    self, answers: Sequence[results.Answer], statistics: Mapping[str, Statistics], shares: np.ndarray | None
+    self,
+    answers: Sequence[results.Answer],
+    statistics: Mapping[str, Statistics],
+    shares: np.ndarray | None,
+    ties_of: Mapping[str, int] | None = None,
   ) -> results.Result:
     units = [str(number) for number in range(len(answers))]
     details: dict[str, Any] = {"long": self.num_long}
+    if ties_of:
+      details["ties"] = ties_of
     if shares is not None:
       details["groups"] = groups(self._items, shares, [bool(answer.tied) for answer in answers])
     return results.Result(
@@ -260,10 +277,18 @@ def _text(option: ScoredText) -> str:
   return f"{option.prefix}{option.continuation}"
 
 
+def _best(scores: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+  """Returns which of `positions` have the best score."""
+  return ties.best(scores[[position for position in positions if position < len(scores)]])
+
+
+def _num_best(scores: np.ndarray, positions: Sequence[int]) -> int:
+  return len(_best(scores, positions))
+
+
 def _right(scores: np.ndarray, positions: Sequence[int]) -> float:
   """Returns 1/k if the first of `positions` is among the k best, else 0."""
-  compared = scores[[position for position in positions if position < len(scores)]]
-  best = ties.best(compared)
+  best = _best(scores, positions)
   return 1 / len(best) if best[0] == 0 else 0.0
 
 

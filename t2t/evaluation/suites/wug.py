@@ -28,5 +28,7 @@ def _read(path: str, where: str, name: str) -> list[OptionItem]:
         ratio = float(items_lib.field(row, "ratio", place, (float, int, str)))
       except ValueError as error:
         raise UserError(f"{place}: field 'ratio' is {row['ratio']!r}, not a number. Correct the file.") from error
+      if not 0 <= ratio <= 1:  # also NaN
+        raise UserError(f"{place}: field 'ratio' is {row['ratio']!r}, not a share from 0 to 1. Correct the file.")
       read_items.append(OptionItem(tuple(ScoredText("", text) for text in texts), (name,), texts[0], human=ratio))
   return read_items

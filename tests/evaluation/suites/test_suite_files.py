@@ -13,9 +13,9 @@ import suite_files
 from t2t import UserError
 from t2t.data.sources import benchmark_files
 from t2t.evaluation import results
-from t2t.evaluation.suites import cloze, items, registry, run, scoring, texts
+from t2t.evaluation.suites import cloze, ewok, items, registry, run, scoring, texts
 from t2t.evaluation.suites.items import OptionItem
-from t2t.inference.text_scores import ScoredWindow, TextLayout
+from t2t.inference.text_scores import ScoredText, ScoredWindow, TextLayout, TextScore
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +233,9 @@ def test_missing_files_are_named(folder, tmp_path):
     run.babylm_paths(str(folder), ["blmp"])
 
 
+PAIR = json.loads(ROW)
+
+
 @pytest.mark.parametrize(
   ("suite", "row", "message"),
   [
@@ -240,12 +243,40 @@ def test_missing_files_are_named(folder, tmp_path):
     ("cloze", {"masked_sentences": ["[MASK] [MASK]"], "obj_label": "a"}, r"the text has 2 \[MASK\]"),
     ("wug_past_tense", {"sentences": "one", "ratio": 0.1}, "1 sentences, not two"),
     ("wug_past_tense", {"sentences": "one\ttwo", "ratio": "x"}, "field 'ratio' is 'x', not a number"),
+    ("wug_past_tense", {"sentences": "one\ttwo", "ratio": "nan"}, "line 1: field 'ratio' is 'nan', not a share from 0"),
+    (
+      "wug_past_tense",
+      {"sentences": "one\ttwo", "ratio": float("nan")},
+      "field 'ratio' is nan, not a share from 0 to 1",
+    ),
+    ("wug_past_tense", {"sentences": "one\ttwo", "ratio": float("inf")}, "field 'ratio' is inf, not a share"),
+    ("wug_past_tense", {"sentences": "one\ttwo", "ratio": 7}, "field 'ratio' is 7, not a share"),
+    (
+      "cloze",
+      {"masked_sentences": [None, "x [MASK]"], "obj_label": "a"},
+      r"line 1: .*is \[None, .*give a list of texts",
+    ),
+    (
+      "pairs",
+      {"sentence_good": "a", "sentence_bad": "a"},
+      "x.jsonl, line 1: sentence_good and sentence_bad are both 'a'",
+    ),
+    ("pairs", PAIR | {"UID": None}, "line 1: field 'UID' is None, not a str or int"),
   ],
 )
 def test_fields_that_cannot_be_used(suite, row, message, tmp_path):
   name = "wug_past_tense" if suite.startswith("wug") else "x"
   with pytest.raises(UserError, match=message):
     registry.read(suite, str(suite_files.lines(tmp_path / f"{name}.jsonl", [row])))
+
+
+@pytest.mark.parametrize("judgments", [None, ["yes"]])
+def test_judgments_that_cannot_be_used(judgments, tmp_path):
+  suite_files.lama(tmp_path)
+  row = {"sub_label": "Ann", "obj_label": "c", "judgments": judgments}
+  suite_files.lines(tmp_path / "Google_RE" / "place_of_birth_test.jsonl", [row])
+  with pytest.raises(UserError, match=r"place_of_birth_test.jsonl, line 1: field 'judgments' is "):
+    registry.read("lama_google_re", str(tmp_path))
 
 
 def test_options_of_a_question(tmp_path):
@@ -296,7 +327,7 @@ def test_the_table_of_babylm_has_the_fine_tuned_tasks():
   record = {"metrics": {"accuracy": 60.0}, "n": 30, "intervals": {"accuracy": end}}
   f1 = {"metrics": {"f1": 10.0, "accuracy": 80.0}, "n": 9, "intervals": {}, "tied": 2}
   saved = {"babylm_rte.validation": record, "babylm_mrpc.validation": f1, "blimp.test": record}
-  finetuned = run.finetuned_tasks(saved | {"babylm_rte.test": {"metrics": {}}})
+  finetuned, _ = run.finetuned_tasks(saved | {"babylm_rte.test": {"metrics": {}}}, "/runs/gpt")
   assert list(finetuned) == ["babylm_rte", "babylm_mrpc"]
   suite = results.Result("comps", "test", {"accuracy": 50.0}, [], {"accuracy"}, details={"long": 0})
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
@@ -304,3 +335,39 @@ def test_the_table_of_babylm_has_the_fine_tuned_tasks():
   text = console.export_text()
   assert "50.0 to 90.0" in text and "babylm_mrpc" in text
   assert re.search(r"mean of 2\s+60.00", text)  # (50 + (60 + 80) / 2) / 2
+
+
+def test_fine_tuned_tasks_of_another_checkpoint_are_left_out():
+  """The message names the checkpoint; a record without its origin is shown with the checkpoint that it has."""
+  record = lambda **about: {"metrics": {"accuracy": 60.0}, "n": 30, "intervals": {}} | about
+  saved = {
+    "babylm_rte.validation": record(initial_checkpoint="/runs/gpt", checkpoint="/runs/babylm/finetune/checkpoints/20"),
+    "babylm_mrpc.validation": record(initial_checkpoint="/runs/other", checkpoint="/runs/x/finetune/checkpoints/20"),
+    "babylm_qqp.validation": record(checkpoint="/runs/y"),
+  }
+  finetuned, notes = run.finetuned_tasks(saved, "/runs/gpt")
+  assert list(finetuned) == ["babylm_rte", "babylm_qqp"]
+  assert notes == [
+    "babylm_mrpc is left out: it was fine-tuned from /runs/other, not from /runs/gpt",
+    "babylm_qqp: figures of /runs/y; its origin is not recorded",
+  ]
+
+
+def test_ties_of_each_metric_are_counted(tmp_path):
+  """Two tied pairs of contexts and one tied pair of targets; the table and the records have both numbers."""
+  option = lambda prefix, text: ScoredText(prefix, text, 1)
+  item = OptionItem(tuple(option(*pair) for pair in ("ac", "ad", "bc", "bd")), ("domain",), "a c")
+  scores = iter([[-1.0, -2.0, -1.0, -1.5], [-1.0, -2.0, -3.0, -2.0], [-1.0, -1.0, -3.0, -0.5]])
+  of_all = [TextScore(score, 1, 1, False) for row in scores for score in row]
+  layout = TextLayout([], [1], 0, [ScoredWindow(0, 1, 0, 1)], 1, 0)
+  scorer = type("Scorer", (), {"__call__": lambda *args, **kwargs: of_all, "layout": lambda self, text: layout})()
+  scorer.tokens, scorer.pseudo_likelihood, scorer.max_tokens, scorer.stride = lambda text: ([], [1]), "", 0, 0
+  suite_scoring = scoring.SuiteScoring(scorer, "sum", "", None)
+  result = scoring.OptionSuite("ewok", [item] * 3, suite_scoring, contrasts=ewok.CONTRASTS).run({})
+  assert result.metrics == pytest.approx({"accuracy": 100 * 2.5 / 3, "context_accuracy": 100 * 2.5 / 3})
+  assert (result.tied, result.details["ties"]) == (1, {"context_accuracy": 2})
+  assert [answer.example.get("tied_metrics") for answer in result.answers] == [["context_accuracy"]] * 2 + [None]
+  console = rich.console.Console(width=100, record=True, file=io.StringIO())
+  run.print_table([result], console)
+  text = console.export_text()
+  assert re.search(r"ewok +accuracy .* 3 +1 +0", text) and re.search(r"context accuracy .* 2 *\n", text)
