@@ -20,8 +20,9 @@ slow-tests: $(VENV)/installed
 	$(PYTEST) -m slow
 
 # Before a release: tests that repeat others for more models, adapters and meshes.
-exhaustive: $(VENV)/installed .venv-tpu/installed
+exhaustive: $(VENV)/installed .venv-tpu/installed .venv-parity/installed
 	$(PYTEST) -m exhaustive
+	.venv-parity/bin/python -m pytest -m exhaustive tests/parity
 	.venv-tpu/bin/python -m pytest -m exhaustive tests/planning/test_plan_tpu.py
 
 # Required for every change: all tests except the exhaustive ones, and the checks below.
@@ -48,7 +49,7 @@ readme: $(VENV)/installed
 
 # Compares with reference implementations in PyTorch; pip selects a CPU build if one exists.
 parity: .venv-parity/installed
-	.venv-parity/bin/python -m pytest tests/parity
+	.venv-parity/bin/python -m pytest -m "not exhaustive" tests/parity
 
 # Tests the offline cache with Apache Beam.
 beam: .venv-beam/installed

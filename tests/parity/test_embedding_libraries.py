@@ -120,6 +120,7 @@ def test_arguments_are_checked_without_parameters(options, message, encoder, mon
 POOLED = {"": "first", "mean": "mean", "last": "last"}  # what a vector head reads -> pool
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("reads", [None, *POOLED])
 def test_sentence_transformers_pools_as_in_training(reads, tmp_path):
   """Without a vector head as `t2t embed` does: the mean."""

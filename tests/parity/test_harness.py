@@ -164,6 +164,7 @@ def requests(pairs):
 PAIRS = [(text, option) for text, options in zip(["", *CONTEXTS], OPTIONS * 2, strict=True) for option in options]
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["t5", "llama3", "bert"])
 def test_answers_depend_on_neither_batch_size_nor_order(name, exported):
   """Equal to `score` of the checkpoint in Python, EOS included for an encoder-decoder."""
@@ -252,6 +253,7 @@ def service(folder):
   return model_service.Asker(source, way)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["t5", "llama3", "bert"])
 def test_local_completions_of_the_server_are_the_answers_of_t2t(name, tasks, exported, tmp_path):
   """The context of an encoder-decoder ends in EOS, which its encoder reads."""
