@@ -11,16 +11,18 @@ import jax
 
 from t2t import UserError
 from t2t.commands.options import config_parser, inherited, parse
+from t2t.configs import default
 from t2t.configuration.loading import flat, records
 from t2t.configuration.schema import Config
 from t2t.reports import learning_curve
 from t2t.reports.learning_curve import Cell
 from t2t.runtime import hosts
-from t2t.storage import gcs
+from t2t.storage import gcs, logs
 from t2t.training.train import train
 
 SETTINGS = "curve.json"
-_OF_CELLS = ("data.max_train_examples", "data.subset_seed", "train.seed")
+# The option that sets each key.
+_OF_CELLS = {"data.max_train_examples": "--sizes", "data.subset_seed": "--seeds", "train.seed": "--seeds"}
 
 
 def cell_config(config: Config, examples: int, seed: int) -> Config:
@@ -107,7 +109,7 @@ def _check_settings(config: Config, folder: epath.Path, **options: Any) -> None:
   path = folder / SETTINGS
   if not path.exists():
     if jax.process_index() == 0:
-      path.write_text(json.dumps(settings, indent=1))
+      logs.write(path, json.dumps(settings, indent=1).encode())
     return
   saved = json.loads(path.read_text())
   for key in sorted(settings.keys() | saved.keys()):
@@ -168,10 +170,10 @@ def main(argv: list[str]) -> None:
     raise UserError("--sizes is missing. Give the numbers of training examples, such as --sizes 16,64,256.")
   if options.seeds < 1:
     raise UserError(f"--seeds {options.seeds} must be at least 1; an interval needs 2 or more")
-  if config.data.max_train_examples != -1:
-    raise UserError(
-      f"config.data.max_train_examples={config.data.max_train_examples}: --sizes sets this key. Leave the key out."
-    )
+  given, defaults = flat(config.to_dict()), flat(default.get_config().to_dict())
+  for key, option in _OF_CELLS.items():
+    if given[key] != defaults[key]:
+      raise UserError(f"config.{key}={given[key]}: {option} sets this key. Leave the key out.")
   sizes = _numbers(options.sizes, "--sizes")
   gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)

@@ -11,11 +11,12 @@ from etils import epath
 import numpy as np
 
 from t2t import UserError, did_you_mean
-from t2t.storage import encoding
+from t2t.storage import encoding, logs
 from t2t.training import loss_curve, metric_writers
 
 ROWS, PICTURE = "curve.jsonl", "curve.png"
 _PROBABILITY = 0.95
+_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ def read(path: epath.Path) -> list[Cell]:
 
 
 def write(path: epath.Path, cells: Iterable[Cell]) -> None:
-  """Writes one JSON line per cell, by number of examples and seed."""
+  """Writes one JSON line per cell, by number of examples and seed, atomically."""
   ordered = sorted(cells, key=lambda cell: (cell.examples, cell.seed))
-  path.write_text("".join(json.dumps(dataclasses.asdict(cell)) + "\n" for cell in ordered))
+  logs.write(path, "".join(json.dumps(dataclasses.asdict(cell)) + "\n" for cell in ordered).encode())
 
 
 def of_run(workdir: epath.Path, examples: int, seed: int, *, metric: str, best: bool) -> Cell:
@@ -99,7 +100,7 @@ def of_run(workdir: epath.Path, examples: int, seed: int, *, metric: str, best: 
   values = _mean([measured[task] for task in scores]) if name == "score" else dict(measured[name])
   if not values:
     raise UserError(f"{workdir / 'metrics.jsonl'}: no evaluation has the metric {name}. Give --metric NAME.")
-  lower_is_better = name.split("/")[-1] in ("loss", "perplexity")
+  lower_is_better = name.split("/")[-1] in _LOWER_IS_BETTER
   key = (lambda step: -values[step]) if lower_is_better else values.__getitem__
   step = max(values, key=key) if best else max(values)
   return Cell(examples, seed, name, float(values[step]), int(step))

@@ -16,6 +16,13 @@ def read(path: epath.Path) -> bytes:
   return _store(path, "").read()
 
 
+def write(path: epath.Path, content: bytes, *, content_type: str = "text/plain") -> None:
+  """Replaces a whole file, so that a failure leaves the earlier content."""
+  store = _store(path, content_type)
+  store.size()  # an object in a bucket is replaced in its present generation
+  store.replace(content)
+
+
 def _store(path: epath.Path, content_type: str) -> "gcs.Object | _Disk":
   return gcs.Object(path, content_type) if gcs.is_remote(path) else _Disk(path)
 

@@ -1,5 +1,6 @@
 """`t2t curve`: runs of several sizes and seeds, resumed; refused settings."""
 
+import functools
 import json
 import pathlib
 
@@ -10,15 +11,13 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.commands import curve
 
-pytestmark = pytest.mark.exhaustive
 
-
-def arguments(folder, *options):
+def arguments(folder, *options, checkpoint="absent"):
   """Returns the command for a table of 60 animals in two classes, with runs of two steps."""
   rows = [f"{('dog', 'fox')[i % 2] * 3} {i}\t{('bark', 'yelp')[i % 2]}" for i in range(60)]
   (folder / "animals.tsv").write_text("\n".join(["sound\tkind", *rows]) + "\n")
   return [
-    *("curve", "--config=finetune", f"--config.init.checkpoint={trained.workdir('encoder_only')}"),
+    *("curve", "--config=finetune", f"--config.init.checkpoint={checkpoint}"),
     *(f"--config.data.files={folder / 'animals.tsv'}", "--config.data.labels=auto", "--config.train.steps=2"),
     *("--config.eval.num_logged_samples=0", f"--workdir={folder / 'curve'}", *options),
   ]
@@ -28,9 +27,11 @@ def rows_of(folder):
   return [json.loads(line) for line in (folder / "curve" / "curve.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
   """Each run has a row and no checkpoints; the same command repeats none, and another size adds its own runs."""
-  assert command.main(arguments(tmp_path, "--sizes=4,16", "--seeds=2")) == 0
+  made = functools.partial(arguments, tmp_path, checkpoint=trained.workdir("encoder_only"))
+  assert command.main(made("--sizes=4,16", "--seeds=2")) == 0
   said = capsys.readouterr()
   assert "run 1 of 4: 4 examples, seed 0" in said.err
   assert "config.data.max_train_examples=16: table keeps 16 of" in said.err and "bark 8, yelp 8" in said.err
@@ -49,9 +50,9 @@ def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(
     curve, "train", lambda config, path: trained_cells.append(pathlib.Path(path)) or train(config, path)
   )
-  assert command.main(arguments(tmp_path, "--sizes=16,4", "--seeds=2")) == 0 and not trained_cells
+  assert command.main(made("--sizes=16,4", "--seeds=2")) == 0 and not trained_cells
   assert "run 4 of 4: 16 examples, seed 1: finished, table/score" in capsys.readouterr().err
-  assert command.main(arguments(tmp_path, "--sizes=4,8", "--seeds=1")) == 0
+  assert command.main(made("--sizes=4,8", "--seeds=1")) == 0
   assert [path.parts[-2:] for path in trained_cells] == [("examples-8", "seed-0")]
   assert len(rows_of(tmp_path)) == 5
 
@@ -61,7 +62,7 @@ def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
     (("--sizes=500",), "=500: table has only .* examples with an answer in the split 'train'. Give at most"),
   ):
     with pytest.raises(UserError, match=message):
-      curve.main(arguments(tmp_path, *options)[1:])
+      curve.main(made(*options)[1:])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,8 @@ def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
     (("--sizes=0,4",), "--sizes 0,4: must be numbers of at least 1"),
     (("--sizes=4", "--seeds=0"), "--seeds 0 must be at least 1; an interval needs 2 or more"),
     (("--sizes=4", "--config.data.max_train_examples=8"), "max_train_examples=8: --sizes sets this key. Leave the key"),
+    (("--sizes=4", "--config.train.seed=7"), "config.train.seed=7: --seeds sets this key. Leave the key out"),
+    (("--sizes=4", "--config.data.subset_seed=9"), "config.data.subset_seed=9: --seeds sets this key"),
   ],
 )
 def test_what_is_refused(options, message, tmp_path):

@@ -394,6 +394,8 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
   for task in ("cb", "rte"):
     record = found[f"super_glue_{task}.validation"]
     assert record["checkpoint"] in out
+    # `t2t babylm` leaves out tasks that were fine-tuned from another checkpoint.
+    assert record["initial_checkpoint"].startswith(str(trained.workdir("encoder_decoder")))
     again = ["eval", "--config=superglue", f"--checkpoint={record['checkpoint']}", f"--workdir={tmp_path / task}"]
     again += [f"--config.data.benchmark_dirs.superglue={superglue_folder}", f"--config.eval.tasks={task}"]
     assert command.main([*again, "--config.data.inputs_length=40", "--config.data.targets_length=16"]) == 0

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 
 from etils import epath
 from matplotlib import image
@@ -64,15 +65,51 @@ def test_rows_are_read_as_written(tmp_path):
     learning_curve.read(path)
 
 
+def test_a_failed_write_leaves_the_earlier_rows(tmp_path, monkeypatch):
+  """Runs are not repeated after a failure in the middle of a write."""
+  path, cells = epath.Path(tmp_path / "curve.jsonl"), cells_of(n64=[75.0], n16=[60.0, 61.5])
+  learning_curve.write(path, cells)
+
+  def fails(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="No space"):
+      learning_curve.write(path, cells[:1])
+  assert len(learning_curve.read(path)) == 3
+
+
 def metrics(tmp_path, *rows):
   (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   return epath.Path(tmp_path)
 
 
 ROWS = (
-  {"step": 10, "eval/loss": 0.5, "eval/a/score": 60.0, "eval/a/accuracy": 62.0, "eval/b/score": 40.0},
-  {"step": 20, "eval/loss": 0.7, "eval/a/score": 58.0, "eval/a/accuracy": 63.0, "eval/b/score": 50.0},
-  {"step": 30, "eval/loss": 0.6, "eval/a/score": 50.0, "eval/a/accuracy": 61.0, "eval/b/score": 45.0},
+  {
+    "step": 10,
+    "eval/loss": 0.5,
+    "eval/bits_per_byte": 1.1,
+    "eval/a/score": 60.0,
+    "eval/a/accuracy": 62.0,
+    "eval/b/score": 40.0,
+  },
+  {
+    "step": 20,
+    "eval/loss": 0.7,
+    "eval/bits_per_byte": 1.3,
+    "eval/a/score": 58.0,
+    "eval/a/accuracy": 63.0,
+    "eval/b/score": 50.0,
+  },
+  {
+    "step": 30,
+    "eval/loss": 0.6,
+    "eval/bits_per_byte": 1.2,
+    "eval/a/score": 50.0,
+    "eval/a/accuracy": 61.0,
+    "eval/b/score": 45.0,
+  },
 )
 
 
@@ -84,6 +121,7 @@ ROWS = (
     ("a/accuracy", False, ("a/accuracy", 61.0, 30)),
     ("a/accuracy", True, ("a/accuracy", 63.0, 20)),
     ("loss", True, ("loss", 0.5, 10)),
+    ("bits_per_byte", True, ("bits_per_byte", 1.1, 10)),
   ],
 )
 def test_the_score_of_a_run(metric, best, expected, tmp_path):
