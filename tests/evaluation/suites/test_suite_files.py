@@ -13,7 +13,7 @@ import suite_files
 from t2t import UserError
 from t2t.data.sources import benchmark_files
 from t2t.evaluation import results
-from t2t.evaluation.suites import cloze, ewok, items, registry, run, scoring, texts
+from t2t.evaluation.suites import cloze, ewok, items, minimal_pairs, registry, run, scoring, texts
 from t2t.evaluation.suites.items import OptionItem
 from t2t.inference.text_scores import ScoredText, ScoredWindow, TextLayout, TextScore
 
@@ -268,6 +268,13 @@ def test_fields_that_cannot_be_used(suite, row, message, tmp_path):
   name = "wug_past_tense" if suite.startswith("wug") else "x"
   with pytest.raises(UserError, match=message):
     registry.read(suite, str(suite_files.lines(tmp_path / f"{name}.jsonl", [row])))
+
+
+def test_equal_sentences_of_a_released_file_are_read(tmp_path):
+  """They tie, and the suite is not refused."""
+  for name in minimal_pairs.SUPPLEMENT:
+    suite_files.lines(tmp_path / f"{name}.jsonl", [{"sentence_good": "a", "sentence_bad": "a"}])
+  assert len(registry.read("supplement", str(tmp_path))) == 5
 
 
 @pytest.mark.parametrize("judgments", [None, ["yes"]])
