@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from t2t import UserError
 from t2t.evaluation.suites import items as items_lib
 from t2t.evaluation.suites.items import OptionItem
 from t2t.inference.text_scores import ScoredText
+from t2t.runtime import hosts
 
 # Warstadt et al. 2020, https://github.com/alexwarstadt/blimp.
 BLIMP = (
@@ -54,14 +54,15 @@ def supplement(path: str, where: str) -> list[OptionItem]:
 
 
 def _pairs(path: str, where: str, expected: Sequence[str]) -> list[OptionItem]:
-  pairs = []
+  pairs, equal = [], []
   for file in items_lib.files(path, where=where, expected=expected):
     for place, row in items_lib.objects(file, where=where):
       sentences = [items_lib.field(row, f"sentence_{kind}", place) for kind in ("good", "bad")]
-      # In released files such a pair is a tie, which the table counts.
-      if not expected and sentences[0] == sentences[1]:
-        raise UserError(f"{place}: sentence_good and sentence_bad are both {sentences[0]!r}. Correct the file.")
+      if sentences[0] == sentences[1]:
+        equal.append(place)
       has_group = "UID" in row
       group = str(items_lib.field(row, "UID", place, (str, int)) if has_group else file.name.removesuffix(".jsonl"))
       pairs.append(OptionItem(tuple(ScoredText("", text) for text in sentences), (group,), sentences[0]))
+  if equal:
+    hosts.log_once(f"{len(equal):,} of {len(pairs):,} pairs have equal sentences, and tie; the first: {equal[0]}")
   return pairs

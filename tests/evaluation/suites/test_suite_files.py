@@ -13,7 +13,7 @@ import suite_files
 from t2t import UserError
 from t2t.data.sources import benchmark_files
 from t2t.evaluation import results
-from t2t.evaluation.suites import cloze, ewok, items, minimal_pairs, registry, run, scoring, texts
+from t2t.evaluation.suites import cloze, ewok, items, registry, run, scoring, texts
 from t2t.evaluation.suites.items import OptionItem
 from t2t.inference.text_scores import ScoredText, ScoredWindow, TextLayout, TextScore
 
@@ -256,11 +256,6 @@ PAIR = json.loads(ROW)
       {"masked_sentences": [None, "x [MASK]"], "obj_label": "a"},
       r"line 1: .*is \[None, .*give a list of texts",
     ),
-    (
-      "pairs",
-      {"sentence_good": "a", "sentence_bad": "a"},
-      "x.jsonl, line 1: sentence_good and sentence_bad are both 'a'",
-    ),
     ("pairs", PAIR | {"UID": None}, "line 1: field 'UID' is None, not a str or int"),
   ],
 )
@@ -270,11 +265,12 @@ def test_fields_that_cannot_be_used(suite, row, message, tmp_path):
     registry.read(suite, str(suite_files.lines(tmp_path / f"{name}.jsonl", [row])))
 
 
-def test_equal_sentences_of_a_released_file_are_read(tmp_path):
-  """They tie, and the suite is not refused."""
-  for name in minimal_pairs.SUPPLEMENT:
-    suite_files.lines(tmp_path / f"{name}.jsonl", [{"sentence_good": "a", "sentence_bad": "a"}])
-  assert len(registry.read("supplement", str(tmp_path))) == 5
+def test_equal_sentences_are_reported(tmp_path, capfd):
+  """They tie; the message has their number and the first line."""
+  rows = [PAIR, PAIR | {"sentence_bad": "a"}, PAIR | {"sentence_bad": "a"}]
+  assert len(registry.read("pairs", str(suite_files.lines(tmp_path / "x.jsonl", rows)))) == 3
+  said = " ".join(capfd.readouterr().err.split())
+  assert "2 of 3 pairs have equal sentences, and tie; the first: pairs=" in said and "x.jsonl, line 2" in said
 
 
 @pytest.mark.parametrize("judgments", [None, ["yes"]])
