@@ -236,8 +236,10 @@ def test_it_saves_what_the_command_writes(writer, encoder, tmp_path):
     out = tmp_path / name
     assert command.main(["convert", str(trained.workdir(name)), "--to", "hf", str(out / "command"), *flags]) == 0
     notes = model.save_pretrained(out / "python", **options)
-    files = {path.name: path.read_bytes() for path in (out / "command").iterdir()}
-    assert {path.name: path.read_bytes() for path in (out / "python").iterdir()} == files
+    written = lambda folder: {
+      str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+    assert written(out / "python") == written(out / "command")
     assert any(note.startswith("written as a ") for note in notes)
     assert t2t.load(str(out / "python")).config.embed_dim == model.config.embed_dim
     with pytest.raises(UserError, match="python"):

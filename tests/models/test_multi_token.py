@@ -214,7 +214,7 @@ def test_loss_and_gradients_do_not_depend_on_the_mesh():
     toy.assert_trees_close(step(placed, jax.device_put(batch, sharding.batch_sharding(mesh)), weights), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_commands_train_and_generate(tmp_path, capsys):
   """`t2t train` trains the later tokens' layers; `t2t infer` writes the same text with and without drafts."""
   options = ("--config.train.steps=4", "--config.train.batch_size=8", "--config.data.targets_length=32")

@@ -142,7 +142,7 @@ def test_the_document_over_http():
   assert status == 200 and refused == 403 and document["openapi"] == "3.1.0"
   assert set(document["paths"]) == {
     *("/about", "/schema.json", "/v1/models", "/v1/models/{model}"),
-    *("/generate", "/attention", "/score", "/v1/completions"),
+    *("/generate", "/attention", "/score", "/v1/score", "/v1/completions"),
   }
   jsonschema = pytest.importorskip("jsonschema", reason="no validator of JSON Schema is installed")
   for path in document["paths"].values():
