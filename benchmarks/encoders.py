@@ -17,9 +17,9 @@ import pathlib
 import sys
 from typing import Any
 
+import command_runs
 import electra
 from etils import epath
-import forgetting
 from ml_collections import ConfigDict
 import numpy as np
 
@@ -159,7 +159,7 @@ def main(argv: list[str]) -> None:
       run: dict[str, float] = {"held_out_loss": losses[options.steps]}
       for start in STARTS:
         finetuned = output / f"{encoder}_{seed}_{start.replace(' ', '_')}"
-        forgetting.run(finetuning_arguments(workdir, files, finetuned, start=start, seed=seed), finetuned)
+        command_runs.run(finetuning_arguments(workdir, files, finetuned, start=start, seed=seed), finetuned)
         run[start] = accuracy(finetuned)
       results["encoders"].setdefault(encoder, []).append(run)
       scores = ", ".join(f"{name} {value:.2f}" for name, value in run.items())

@@ -120,10 +120,12 @@ def pairs(name: str, number: int, seed: int) -> list[dict[str, str]]:
   """
   term, field, template = PARADIGMS[name]
   choose, found = random.Random(f"{seed}/{name}"), {}
-  for attempt in range(100 * number):
+  attempt = last = 0
+  while len(found) < number and attempt - last < 1_000 + 10 * len(found):  # then there are hardly any others
+    before = len(found)
     found[template(choose, attempt % 2)] = None
-    if len(found) == number:
-      break
+    attempt += 1
+    last = attempt if len(found) > before else last
   if len(found) < number:
     raise UserError(f"--pairs {number}: {name} has only {len(found)} different pairs. Give a smaller number.")
   rows = [{"sentence_good": good, "sentence_bad": bad} for good, bad in found]

@@ -4,7 +4,8 @@
   python benchmarks/overhead.py --saves --config t5_1_1_small --config.optimizer.name=adamw --config.train.batch_size=8
 
 Guards run at each step: squared gradient norms by parameter group instead of the total norm (compiled both ways), the
-loss watch, the watchdog, and, on a bucket's emulator, renewals of the lease. Blocks of steps with and without guards
+loss watch, the watchdog, the clock of goodput with its records, a look for a profile request, and, on a bucket's
+emulator, renewals of the lease. Blocks of steps with and without guards
 alternate in one process. Each pair gives a ratio; the median and quartiles of the pairs are printed. The difference of
 the compiled programs does not depend on other work on the machine.
 
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+import types
 from typing import Any
 from unittest import mock
 
@@ -39,11 +41,8 @@ from t2t.configuration.loading import records  # noqa: E402
 from t2t.configuration.schema import Config  # noqa: E402
 from t2t.runtime import memory, watchdog  # noqa: E402
 from t2t.storage import lease  # noqa: E402
-from t2t.training import grad_stats, mesh_selection, recipe  # noqa: E402
-from t2t.training.callbacks import (
-  checkpointing,  # noqa: E402
-  nan_policy,  # noqa: E402
-)
+from t2t.training import grad_stats, mesh_selection, recipe, session_clock  # noqa: E402
+from t2t.training.callbacks import checkpointing, goodput, nan_policy, profile_requests  # noqa: E402
 
 _CALLS = 5_000  # for calls that take microseconds
 
@@ -119,11 +118,47 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
   _share("the loss watch, with a window of 128", _each(lambda n: watch.judge(n, values, squares, {})), step)
   with watchdog.Watchdog(10.0).running() as watched:
     _share("the watchdog, including its thread", _each(lambda n: watched.step()), step)
+  _share("the clock of goodput", _hooks(goodput.Goodput()), step)
+  _share("records of goodput, one a second", *_record())
+  _share("a look for a profile request, at each step", _hooks(profile_requests.ProfileRequests()), step)
   _share("the lease of a bucket", *_renewal())
 
 
 def _share(name: str, seconds: float, of: float) -> None:
   print(f"{name:<44}{100 * seconds / of:>8.3f} %   {1e6 * seconds:.0f} us of CPU time")
+
+
+def _hooks(callback: Any) -> float:
+  """Returns the CPU seconds of a callback's hooks in a step."""
+  metrics = {"loss": types.SimpleNamespace(total=jax.numpy.zeros(()))}
+  with tempfile.TemporaryDirectory() as folder:
+    run: Any = types.SimpleNamespace(
+      clock=session_clock.SessionClock(),
+      step=1,
+      config=types.SimpleNamespace(train=types.SimpleNamespace(log_every=1, steps=_CALLS + 2)),
+      workdir=epath.Path(folder),
+      batches=types.SimpleNamespace(wait_seconds=1e-6),
+      dispatched=types.SimpleNamespace(metrics=metrics),
+    )
+
+    def step(number: int) -> None:
+      run.step = number + 1
+      callback.on_batch(run, {})
+      callback.on_step(run)
+      callback.on_step_end(run)
+
+    step(0)
+    return _each(step)
+
+
+def _record() -> tuple[float, float]:
+  """Returns the CPU seconds of a record on this disk, and the shortest time between two records."""
+  with tempfile.TemporaryDirectory() as folder:
+    clock = session_clock.SessionClock(epath.Path(folder) / session_clock.NAME)
+    started = time.process_time()
+    for _ in range(100):
+      clock.record()
+    return (time.process_time() - started) / 100, session_clock._LEAST
 
 
 def _renewal() -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Tasks for benchmarks/forgetting.py: two questions about the same letters, with the same words as answers.
+"""Tasks of `t2t study forgetting`: two questions about the same letters, with the same words as answers.
 
   colour things: k q d m r y b  ->  third     most of the things have the third colour
   shape things: k q d m r y b   ->  first     most of the things have the first shape

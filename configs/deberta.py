@@ -10,16 +10,16 @@ base and large (table 8), here on C4. Published on MNLI: 88.8, 91.1 and 91.5.
 from ml_collections import ConfigDict
 
 from t2t.configs import roberta
-from t2t.models import presets
+from t2t.models import bert_variants
 
-SIZES = presets.DEBERTA_SIZES
+SIZES = bert_variants.DEBERTA_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = roberta.get_config("base")
   vocab_size = config.model.vocab_size
-  config.model.update(presets.deberta(size))
+  config.model.update(bert_variants.deberta(size))
   config.model.vocab_size = vocab_size
   config.model.remat = "full"
   config.data.mixture = "c4_ngram_masked_lm"

@@ -9,15 +9,15 @@ is that of deberta_base, with the rate of the model with 1.5 B parameters. Publi
 from ml_collections import ConfigDict
 
 from t2t.configs import deberta
-from t2t.models import presets
+from t2t.models import bert_variants
 
-SIZES = presets.DEBERTA_V2_SIZES
+SIZES = bert_variants.DEBERTA_V2_SIZES
 
 
 def get_config(size: str = "xlarge") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = deberta.get_config("base")
-  config.model.update(presets.deberta_v2(size))
+  config.model.update(bert_variants.deberta_v2(size))
   config.model.vocab_size = 128_128  # rounded up to a multiple of 128 for the mesh
   config.optimizer.learning_rate = 1.5e-4
   return config

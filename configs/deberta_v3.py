@@ -11,9 +11,9 @@ of 512 tokens, here on C4. Published on MNLI: 88.1, 88.3, 90.6, 91.8.
 from ml_collections import ConfigDict
 
 from t2t.configs import deberta, electra
-from t2t.models import presets
+from t2t.models import bert_variants
 
-SIZES = presets.DEBERTA_V3_SIZES
+SIZES = bert_variants.DEBERTA_V3_SIZES
 
 
 def with_generator(config: ConfigDict) -> ConfigDict:
@@ -33,7 +33,7 @@ def with_generator(config: ConfigDict) -> ConfigDict:
 def get_config(size: str = "base") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = deberta.get_config("base")
-  config.model.update(presets.deberta_v3(size))
+  config.model.update(bert_variants.deberta_v3(size))
   config.model.vocab_size = 128_128  # rounded up to a multiple of 128 for the mesh
   config.data.mixture = "c4_masked_lm"
   config.data.objective = "masked_lm"  # for the user's own files

@@ -16,6 +16,9 @@ from t2t.configs import default
 from t2t.models import presets
 
 SIZES = presets.MODERN_BERT_SIZES
+# Of StableAdamW in Composer, which multiplies it with the rate relative to the peak of the phase. t2t multiplies with
+# the rate, so that the later phases decay less here.
+_DECAY = 1e-5
 
 
 def get_config(size: str = "base") -> ConfigDict:
@@ -31,6 +34,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.data.extra_ids = 0
   rows = {"base": 4_608, "large": 4_928}[size]
   late = {"train.batch_size": rows // 8, "optimizer.warmup_steps": 0}
+  peak = {"base": 8e-4, "large": 5e-4}[size]
   late["optimizer.learning_rate"] = {"base": 3e-4, "large": 5e-5}[size]
   decay = {"optimizer.schedule": "wsd", "optimizer.decay_fraction": 1.0, "optimizer.decay_shape": "1-sqrt"}
   tokens = rows * 1_024  # per batch, in each phase
@@ -42,12 +46,12 @@ def get_config(size: str = "base") -> ConfigDict:
   config.train.steps = round(2e12 / tokens)
   config.train.batch_size = rows
   config.train.z_loss = 0.0
-  config.optimizer.name = "adamw"
-  config.optimizer.learning_rate = {"base": 8e-4, "large": 5e-4}[size]
+  config.optimizer.name = "stable_adamw"
+  config.optimizer.learning_rate = peak
   config.optimizer.schedule = "constant"
   config.optimizer.warmup_steps = round({"base": 3e9, "large": 2e9}[size] / tokens)
   config.optimizer.scale_by_parameter = False
-  config.optimizer.weight_decay = 1e-5
+  config.optimizer.weight_decay = _DECAY / peak
   config.optimizer.b2 = 0.98
   config.optimizer.epsilon = 1e-6
   return config

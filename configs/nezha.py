@@ -9,15 +9,15 @@ BERT's batches; the text is yours, split into words by spaces. The published run
 from ml_collections import ConfigDict
 
 from t2t.configs import bert
-from t2t.models import presets
+from t2t.models import bert_variants
 
-SIZES = presets.NEZHA_SIZES
+SIZES = bert_variants.NEZHA_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = bert.get_config(size)
-  config.model.update(presets.nezha(size))
+  config.model.update(bert_variants.nezha(size))
   config.model.vocab_size = 21_248  # 21,128 rounded up to a multiple of 128 for the mesh
   config.data.mixture = ""
   config.data.objective = "whole_word_masked_lm"

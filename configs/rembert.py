@@ -13,15 +13,15 @@ languages, fine-tuned on English: 80.8.
 from ml_collections import ConfigDict
 
 from t2t.configs import bert
-from t2t.models import presets
+from t2t.models import bert_variants
 
-SIZES = presets.REMBERT_SIZES
+SIZES = bert_variants.REMBERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = bert.get_config()
-  config.model.update(presets.rembert(size))
+  config.model.update(bert_variants.rembert(size))
   config.model.vocab_size = 250_368  # rounded up to a multiple of 128 for the mesh
   config.model.remat = "minimal"
   config.data.mixture = ""  # given by the user

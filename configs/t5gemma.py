@@ -4,7 +4,8 @@
 
 Sizes of encoder and decoder: s_s 313 M, b_b 591 M, l_l 1.24 B, ml_ml 2.20 B, xl_xl 3.77 B, 2b_2b 5.60 B, 9b_2b 12.3 B,
 9b_9b 20.3 B parameters, each with the objective ul2 or prefixlm. C4, T5's vocabulary and the schedule of modern_t5
-replace the published ones. The stacks start at random instead of from Gemma 2, and prefixlm has no teacher.
+replace the published ones. The stacks start at random, and prefixlm has no teacher; `t5gemma_adapt_*` starts from Gemma
+2, as published. From the paper and the released models: shapes and objectives; everything else is a guess.
 """
 
 from ml_collections import ConfigDict

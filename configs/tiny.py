@@ -13,7 +13,7 @@ it, because learned positions take more steps to become useful.
 from ml_collections import ConfigDict
 
 from t2t.configs import deberta_v3, default, electra, simcse, spanbert
-from t2t.models import presets
+from t2t.models import bert_variants, diffusion_presets, presets
 
 _XLNET_MEMORY = {"memory_length": 384, "memory_reuse": 256}  # of configs/xlnet.py
 # name -> (fields of its family, objective, lengths of inputs and targets, whether to pack)
@@ -27,6 +27,7 @@ _FAMILIES = {
   "simcse": (presets.bert("base"), "same_text_twice", (64, 64), False),
   "spanbert": (presets.bert("base"), "span_masked_lm_sbo", (128, 128), False),
   "modern_bert": (presets.modern_bert("base"), "masked_lm", (128, 128), False),
+  "diffusion": (diffusion_presets.llada("8b"), "masked_diffusion", (128, 128), False),
   "gpt": (presets.gpt2("small"), "causal_lm", (128, 128), False),
   "llama": (presets.llama2("1b"), "causal_lm", (128, 128), False),
   "prefix_lm": (presets.prefix_lm("small"), "prefix_lm", (64, 64), True),
@@ -40,15 +41,15 @@ _FAMILIES = {
   "mixtral": (presets.mixtral("8x7b"), "causal_lm", (128, 128), False),
   "qwen2": (presets.qwen2("1_5b"), "causal_lm", (128, 128), False),
   "transformer_xl": (presets.transformer_xl("enwik8_base"), "causal_lm", (64, 64), False),
-  "deberta": (presets.deberta("base"), "ngram_masked_lm", (128, 128), False),
-  "deberta_v2": (presets.deberta_v2("xlarge"), "ngram_masked_lm", (128, 128), False),
-  "deberta_v3": (presets.deberta_v3("base"), "masked_lm", (128, 128), False),
-  "xlnet": (presets.xlnet("base") | _XLNET_MEMORY, "overlapping_permuted_lm", (128, 128), False),
+  "deberta": (bert_variants.deberta("base"), "ngram_masked_lm", (128, 128), False),
+  "deberta_v2": (bert_variants.deberta_v2("xlarge"), "ngram_masked_lm", (128, 128), False),
+  "deberta_v3": (bert_variants.deberta_v3("base"), "masked_lm", (128, 128), False),
+  "xlnet": (bert_variants.xlnet("base") | _XLNET_MEMORY, "overlapping_permuted_lm", (128, 128), False),
   "unilm": (presets.unilm("base"), "unilm", (128, 128), False),
   "longformer": (presets.longformer("base") | {"max_length": 512}, "masked_lm", (128, 128), False),
-  "mobilebert": (presets.mobilebert("base"), "masked_lm", (128, 128), False),
-  "rembert": (presets.rembert("base"), "masked_lm", (128, 128), False),
-  "nezha": (presets.nezha("base"), "whole_word_masked_lm", (128, 128), False),
+  "mobilebert": (bert_variants.mobilebert("base"), "masked_lm", (128, 128), False),
+  "rembert": (bert_variants.rembert("base"), "masked_lm", (128, 128), False),
+  "nezha": (bert_variants.nezha("base"), "whole_word_masked_lm", (128, 128), False),
 }
 SIZES = tuple(_FAMILIES)
 # Families that keep 0.02, with which the results in docs/ were measured.
@@ -91,6 +92,7 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.data.task_modules = ("t2t.tasks.docs",)
   config.data.inputs_length, config.data.targets_length = lengths
   config.data.pack = pack
+  config.train.loss = "diffusion" if family == "diffusion" else config.train.loss
   config.data.num_streams = 2
   config.train.steps = 500
   config.train.batch_size = 16

@@ -6,7 +6,8 @@
 Sizes: base 63 M, big 214 M parameters, which the paper rounds to 65 M and 213 M. Sinusoidal positions, post-norm, one
 scaled embedding for source, target and logits, label smoothing 0.1. The learning rate is the paper's: linear for 4,000
 steps, then by the inverse square root, at most (embed_dim * 4,000)^-0.5. 100,000 steps of about 25,000 tokens on each
-side, big 300,000. Published: newstest2014 BLEU 27.3, big 28.4, with averaged checkpoints (config.optimizer.average).
+side, big 300,000. Published: newstest2014 BLEU 27.3, big 28.4, with the average of the last five checkpoints, big 20
+(config.optimizer.average=lawa).
 
 The vocabulary has 37,000 tokens of both languages, which `t2t vocab train` makes. The task wmt_en_de puts T5's words
 before a source. Own text: --config.data.files=GLOB --config.data.translation=FIELD.

@@ -12,15 +12,15 @@ Published for large: MNLI 89.8, SQuAD 2.0 exact match 86.12.
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import presets
+from t2t.models import bert_variants
 
-SIZES = presets.XLNET_SIZES
+SIZES = bert_variants.XLNET_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """Returns the config for one of SIZES."""
   config = default.get_config()
-  config.model.update(presets.xlnet(size))
+  config.model.update(bert_variants.xlnet(size))
   config.model.memory_length = 384
   config.model.memory_reuse = 256
   config.model.remat = {"base": "none", "large": "minimal"}[size]

@@ -12,7 +12,7 @@ from t2t.launch import google_cloud, refusals
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.planning import tpu_types
-from t2t.runtime import exit_codes, rendezvous
+from t2t.runtime import exit_codes, rendezvous, slices
 
 _FOLDER = "/t2t"  # working folder of the job in a pod; the image creates it
 _FINGERPRINT = "t2t/fingerprint"  # annotation that identifies the job of a JobSet
@@ -80,6 +80,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
   tpu = request.tpu
   chips = {"google.com/tpu": tpu.chips // tpu.gke_hosts}
   variables = {"PYTHONUNBUFFERED": "1", rendezvous.TOKEN: token, **job_lib.environment()}
+  variables[slices.JOB_SLICES] = str(request.slices)
   container = {
     "name": "t2t",
     "image": request.image,

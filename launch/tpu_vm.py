@@ -161,7 +161,7 @@ class Workers:
       flags = [*self._request.place, "--quiet", "--worker=all"]
       self._on_all("Copying", lambda node, tool=tool, target=target, flags=flags: [*tool, f"{node}:{target}", *flags])
     constraint = f"--constraint {shlex.quote(lock.name)} " if lock else ""
-    command = _INSTALL.format(wheel=shlex.quote(f"./{wheel.name}[tpu]"), constraint=constraint)
+    command = _INSTALL.format(wheel=shlex.quote(f"./{wheel.name}[data,tpu]"), constraint=constraint)
     self._on_all("Installing", lambda node: self.ssh(node, "all", command), timeout=3600.0)
 
   def start(self) -> None:

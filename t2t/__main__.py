@@ -21,7 +21,10 @@ SUBCOMMANDS = {
   "eval": ("t2t.commands.eval", "evaluate a checkpoint on SuperGLUE or other tasks"),
   "compare": ("t2t.commands.compare", "test whether two evaluated checkpoints differ on the same items"),
   "curve": ("t2t.commands.curve", "fine-tune with few examples: score by number of examples"),
+  "sweep": ("t2t.commands.sweep", "train with each combination of settings: table and picture"),
+  "study": ("t2t.commands.study", "test a claim of a paper: runs with seeds, table, picture, verdict"),
   "pet": ("t2t.commands.pet", "train on few labels with templates (PET): ensemble, soft labels"),
+  "exits": ("t2t.commands.exits", "measure early exit of an encoder: score by layers used"),
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "suites": ("t2t.commands.suites", "score minimal pairs, cloze questions and perplexity of texts"),
   "babylm": ("t2t.commands.babylm", "evaluate a checkpoint on the zero-shot suites of BabyLM"),
@@ -30,8 +33,10 @@ SUBCOMMANDS = {
   "neighbours": ("t2t.commands.neighbours", "find the lines, or words in context, with the nearest vectors"),
   "vectors": ("t2t.commands.vectors", "evaluate vectors: STS, bitext retrieval, words in sentences"),
   "adapt": ("t2t.commands.adapt", "merge an adapter into its base model"),
+  "prune": ("t2t.commands.prune", "remove layers, attention heads or neurons from a model"),
   "fisher": ("t2t.commands.fisher", "estimate the importance of each parameter (Fisher), for later runs"),
   "convert": ("t2t.commands.convert", "import and export Hugging Face and T5X checkpoints"),
+  "push": ("t2t.commands.push", "export a checkpoint and upload it to the Hugging Face hub"),
   "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare the checkpoints of a run"),
   "report": ("t2t.commands.report", "write a report on one or more runs: curves, config, history"),
   "runs": ("t2t.commands.runs", "list the runs in a folder: step, losses, state"),
@@ -44,7 +49,7 @@ SUBCOMMANDS = {
   "completion": ("t2t.commands.completion", "print a bash or zsh script that completes commands and keys"),
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
-
+_TRAINING = ("train", "sweep", "curve", "study", "pet", "superglue")
 
 # OS errors with an obvious remedy, which need no traceback.
 _MACHINE = {
@@ -92,7 +97,11 @@ def main(argv: list[str] | None = None) -> int:
   command, *arguments = argv
   if command == "launch":  # `launch` handles signals itself, because it has machines to release
     return _run(command, arguments)
-  with preemption.watched(command):
+  with preemption.watched(command), contextlib.ExitStack() as stack:
+    if command in _TRAINING:
+      from t2t.runtime import early_signals
+
+      stack.enter_context(early_signals.remembered())
     return _run(command, arguments)
 
 
@@ -130,7 +139,10 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in SUBCOMMANDS:
       near = did_you_mean(command, SUBCOMMANDS)
       raise UserError(f"no such command {command!r}{near or '.'} Commands: {', '.join(SUBCOMMANDS)}")
-    return importlib.import_module(SUBCOMMANDS[command][0]).main(arguments) or 0
+    from t2t.runtime import data_packages
+
+    with data_packages.says_what_is_missing():
+      return importlib.import_module(SUBCOMMANDS[command][0]).main(arguments) or 0
   except UserError as error:
     # An unreachable bucket makes listing a folder and saving checkpoints fail; its exit code means "try again".
     return _told(command, arguments, str(error), exit_codes.LOST if outage.reason(error) else error.exit_code)
@@ -140,7 +152,9 @@ def _run(command: str, arguments: list[str]) -> int:
   except preemption.Stopped as stopped:
     return stopped.code
   except KeyboardInterrupt:
-    console.tell(f"t2t {command}: interrupted")
+    begins = command == "train" and not preemption.has_stepped()
+    unsaved = " before the first step; nothing new was saved, the same command starts again" if begins else ""
+    console.tell(f"t2t {command}: interrupted{unsaved}")
     _end_others("was interrupted", exit_codes.INTERRUPTED)
     return exit_codes.INTERRUPTED
   except Exception as error:
@@ -179,6 +193,8 @@ def _out_of_memory(command: str, text: str) -> str:
 
 def _told(command: str, arguments: list[str], why: str, code: int) -> int:
   """Prints an error without a traceback, and ends the other processes of the run."""
+  storage = sys.modules.get("t2t.storage.gcs")  # not imported: there are no local copies of a store
+  why = why if storage is None else storage.with_origins(why)
   if "--debug" in arguments:
     traceback.print_exc()
   console.told_of(f"t2t {command}: error: {why}")

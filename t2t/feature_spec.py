@@ -27,17 +27,28 @@ NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
 TASK, TASK_BITS, MOST_TASKS = "task_number", 24, 127
 UNKNOWN = "<unk>"  # T5's label of an example without an answer
 # Objectives with the features NEXT_TOKENS.
-WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
+WITH_NEXT_TOKENS = ("masked_next_token", "next_token", "masked_diffusion", "answer_diffusion")
 # Objectives with targets only; all others have inputs, too.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
+# Corpora whose tasks of t2t/tasks are called CORPUS_OBJECTIVE.
+CORPORA = ("c4", "docs", "wikipedia")
 # Optional features beside the inputs of an encoder, and their names in a batch: token positions in the original text,
-# and ranks, which limit attention (`AttentionMask.ranks`).
-BESIDE_INPUTS = {"input_places": "encoder_positions", "input_ranks": "encoder_ranks"}
+# ranks, which limit attention (`AttentionMask.ranks`), and noise levels of masked diffusion.
+BESIDE_INPUTS = {
+  "input_places": "encoder_positions",
+  "input_ranks": "encoder_ranks",
+  "noise_levels": "encoder_noise_levels",
+}
+BESIDE_NEXT_TOKENS = {"noise_levels": "decoder_noise_levels"}  # optional feature beside NEXT_TOKENS
+NOISE_UNITS = 2**20  # a token is masked with probability level / NOISE_UNITS; float32 holds it exactly
+# Objectives of masked diffusion, which need config.train.loss=diffusion.
+DIFFUSION = ("masked_diffusion", "answer_diffusion")
 # Objectives that provide optional features, by feature name, see `optional_features`.
 WITH_OPTIONAL = {
   "target_places": ("mass_in_place",),
   "input_places": ("translation_lm",),
   "input_ranks": ("unilm", "permuted_lm", "overlapping_permuted_lm"),
+  "noise_levels": DIFFUSION,
 }
 # Objectives that predict unmasked tokens in the order of their ranks; models need two streams.
 IN_ORDER = ("permuted_lm", "overlapping_permuted_lm")
@@ -48,10 +59,10 @@ WITH_OVERLAP = ("overlapping_permuted_lm",)
 def optional_features(kind: Architecture) -> dict[str, str]:
   """Returns the features of the predicted side that a task may give, with their names in a batch.
 
-  Positions replace 0, 1, 2, ...; ranks limit the attention of an encoder. A decoder-only model has no such feature.
+  Positions replace 0, 1, 2, ...; ranks limit the attention of an encoder. A decoder-only model has only noise levels.
   """
   if kind.is_decoder_only:
-    return {}
+    return BESIDE_NEXT_TOKENS
   return {"target_places": "decoder_positions"} if kind.is_generative else BESIDE_INPUTS
 
 
@@ -80,7 +91,8 @@ def task_lengths(
       (*base_features, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length
     )
   if "both_ways" in features and kind.is_decoder_only:
-    return dict.fromkeys(NEXT_TOKENS, targets_length)
+    beside_next = [name for name in BESIDE_NEXT_TOKENS if name in features]
+    return dict.fromkeys((*NEXT_TOKENS, *beside_next), targets_length)
   if not kind.is_generative:
     return dict.fromkeys((*ENCODER, *(name for name in features if name in BESIDE_INPUTS)), inputs_length)
   if not kind.has_encoder_and_decoder and "inputs" not in features:

@@ -118,3 +118,10 @@ def stack_of(path: str) -> str:
   parts = path.split("/")
   last = max((index for index, part in enumerate(parts) if part == "layers"), default=-1)
   return "/".join(parts[: last + 1])
+
+
+def is_prunable(path: str, shape: tuple[int, ...]) -> bool:
+  """Returns whether a parameter is a matrix of a layer or head, not a vector, an embedding or a position bias."""
+  parts, num_axes = path.split("/"), len(shape) - bool(stack_of(path))
+  is_table = parts[-1] in ("table", "step_table", "segments") or "biases" in parts[-2:]
+  return num_axes >= 2 and not is_table and not {"embed", "position_bias"} & set(parts)

@@ -1,7 +1,7 @@
 """Default corpus: the documentation of installed packages, with its own vocabulary.
 
-Tasks are called docs_OBJECTIVE. The fine-tuning tasks are docs_summary, docs_match and docs_package; docs_pairs has
-pairs of texts.
+Tasks are called docs_OBJECTIVE. The fine-tuning tasks are docs_summary, docs_match, docs_package, docs_cloze and
+docs_punctuation; docs_pairs has pairs of texts.
 """
 
 import functools
@@ -71,5 +71,30 @@ seqio.TaskRegistry.add(
   output_features={"inputs": _TEXT, "targets": _TEXT},
   postprocess_fn=postprocessors.label(_PACKAGES),
   metric_fns=[task_metrics.accuracy],
+  shuffle_buffer_size=1_024,
+)
+
+# Find the word of a body that is left out in its summary.
+seqio.TaskRegistry.add(
+  "docs_cloze",
+  source=docstrings.DocstringSource(),
+  preprocessors=preprocessors.text_to_text(docstrings.cloze, preprocessors.squad),
+  output_features={"inputs": _TEXT, "targets": _TEXT},
+  postprocess_fn=postprocessors.squad(),
+  metric_fns=[task_metrics.squad],
+  shuffle_buffer_size=1_024,
+)
+
+# Restore commas and stops.
+_tagged = functools.partial(
+  preprocessors.tagged, words="words", tags="tags", names=docstrings.PUNCTUATION, prefix="docs punctuation"
+)
+seqio.TaskRegistry.add(
+  "docs_punctuation",
+  source=docstrings.DocstringSource(),
+  preprocessors=preprocessors.text_to_text(docstrings.punctuation, _tagged),
+  output_features={"inputs": _TEXT, "targets": _TEXT},
+  postprocess_fn=postprocessors.tagged(docstrings.PUNCTUATION),
+  metric_fns=[task_metrics.entity_f1],
   shuffle_buffer_size=1_024,
 )

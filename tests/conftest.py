@@ -46,27 +46,44 @@ jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("t2t", deadline=None)
 hypothesis.settings.load_profile("t2t")
 
-# These tests run commands that train and read the same small models. A program cache shared by all workers saves a
-# sixth of these tests' CPU time. Other tests rarely compile a program twice, and writing the cache costs more
-# than it saves.
+# These tests run commands that train and read the same small models, or continue a run. A program cache shared by all
+# workers saves a sixth of the first tests' CPU time, and half of a run that repeats another. Other tests rarely compile
+# a program twice, and writing the cache costs more than it saves.
 _COMPILE_ONCE = (
   "test_adapt",
+  "test_adapter_export",
+  "test_adapter_restore",
   "test_adapter_routing",
+  "test_array_batches",
+  "test_bucket",
+  "test_callbacks",
+  "test_carried_state",
+  "test_classification",
+  "test_continuous_saves",
+  "test_docs_corpus",
   "test_electra",
   "test_embed",
   "test_evaluate",
   "test_finetune_table",
-  "test_docs_corpus",
+  "test_hub_pins",
   "test_infer",
-  "test_classification",
   "test_init_sources",
   "test_loaded_model",
   "test_nan_policy",
+  "test_pretrained",
+  "test_prompted",
+  "test_saved",
   "test_served_commands",
+  "test_session_clock",
   "test_stages",
   "test_state_collections",
+  "test_stores",
+  "test_suites_run",
+  "test_sweep",
   "test_train",
   "test_vectors",
+  "test_vocab_checkpoint",
+  "test_warm_start",
 )
 jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

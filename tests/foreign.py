@@ -35,7 +35,8 @@ def random_params(config: TransformerConfig) -> dict[str, np.ndarray]:
   }
   if config.embedding_norm and not config.post_norm:
     # The embedding's norm is not followed by another norm, so this scale is unused and never trained.
-    params["encoder/layers/self_attention_norm/scale"][0] = 1.0
+    side = "decoder" if config.kind.is_decoder_only else "encoder"
+    params[f"{side}/layers/self_attention_norm/scale"][0] = 1.0
   return params
 
 

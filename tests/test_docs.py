@@ -17,7 +17,7 @@ import pytest
 import test_rooms
 
 from t2t import __main__ as t2t_main
-from t2t.commands import options
+from t2t.commands import keys_help
 from t2t.configuration.loading import config_names
 from t2t.configuration.schema import SourceConfig
 from t2t.convert.gin import param_map as gin_names
@@ -150,14 +150,14 @@ def test_each_block_is_run_once(tmp_path):
 
 
 def known_keys():
-  found = {f"{section}.{key}" for section, values in options.keys_by_section().items() for key in values}
+  found = {f"{section}.{key}" for section, values in keys_help.keys_by_section().items() for key in values}
   return found | {f"data.sources.NAME.{key}" for key in SourceConfig.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_config_keys_that_are_named_are_there(path):
   """In text, in tables and in commands."""
-  known, sections = known_keys(), set(options.keys_by_section())
+  known, sections = known_keys(), set(keys_help.keys_by_section())
   for section, key, rest in re.findall(r"config\.([a-z_0-9]+)\.([a-z_0-9]+)((?:\.\w+)*)", path.read_text()):
     if section == "data" and key == "sources" and rest.count(".") > 1:
       assert f"data.sources.NAME.{rest.split('.')[2]}" in known, rest
@@ -199,7 +199,7 @@ def test_the_page_of_keys_is_made_of_the_code():
   assert keys.MARK in (ROOT / "docs" / "config_keys.md").read_text()
   assert "| `config" not in (ROOT / "docs" / "config_keys.md").read_text()
   made = keys.markdown()
-  for section, values in options.keys_by_section().items():
+  for section, values in keys_help.keys_by_section().items():
     assert f"\n## {section}\n" in f"\n{made}"
     for key in values:
       row = next(line for line in made.splitlines() if re.match(rf"\| `config\.{section}\.{key}[`.]", line))

@@ -113,8 +113,6 @@ PRIVATE = {
   ("t2t/data/determinism.py", "dataset._as_serialized_graph"),
   ("t2t/data/task_resolution.py", "provider._task_map"),
   ("t2t/data/task_resolution.py", "mixture._sample_fn"),
-  ("t2t/data/vocabularies/reserved_ids.py", "self._model"),
-  ("t2t/data/vocabularies/reserved_ids.py", "super()._model_context"),
 }
 
 
@@ -275,6 +273,8 @@ def at_toy_size(config):
   fields = config.model.to_dict() | dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
   # Dropout would decide which loss is lower after few steps; the other values change no program.
   fields |= dict(dropout_rate=0.0, remat="none", dtype="float32", init_scale=0.1, norm_epsilon=1e-6)
+  fields["moe_every"] = min(fields["moe_every"], 2)  # divides the two layers
+  fields["moe_first"] = min(fields["moe_first"], fields["moe_every"] - 1)
   fields |= {key: 10_000.0 for key in ("rotary_base", "local_rotary_base") if fields[key]}
   optimizer = default.get_config().optimizer.to_dict() | dict(name=config.optimizer.name)
   optimizer |= dict(scale_by_parameter=True, warmup_steps=1, learning_rate=0.01)

@@ -1,6 +1,6 @@
 """Checkpoints for tests: trained by the command for two steps, once for all workers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
 import functools
@@ -71,6 +71,20 @@ def workdir(architecture: str) -> pathlib.Path:
       text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
       assert command.main(arguments(architecture, path)) == 0
   return path
+
+
+def after_step(monkeypatch, step: int, action: Callable[[], object]) -> None:
+  """Calls a function when a run of this process has done a step."""
+  from t2t.training.run import Run
+
+  advance = Run.advance
+
+  def advance_and_act(run, *arguments):
+    advance(run, *arguments)
+    if run.step == step:
+      action()
+
+  monkeypatch.setattr(Run, "advance", advance_and_act)
 
 
 # Common options of all adapters: a rate at which two steps change the outputs.

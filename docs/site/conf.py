@@ -80,6 +80,8 @@ def _read(app, name: str, source: list[str]) -> None:
   if name == "index":
     for heading, names in pages.sections().items():
       source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(names) + "\n```\n"
+  if name == "studies" and pages.studies():
+    source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages.studies()) + "\n```\n"
 
 
 def _twin(text: str, folder: pathlib.Path) -> str:

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from t2t.commands import options
+from t2t.commands import keys_help
 from t2t.configuration.schema import FIRST, comments, is_adapter
 
 # Placeholder of the tables in config_keys.md.
@@ -25,11 +25,11 @@ _ABOUT = {
 def markdown() -> str:
   """Returns a table for each section: key, default, description."""
   helps, parts = comments(), []
-  for section, values in options.keys_by_section().items():
+  for section, values in keys_help.keys_by_section().items():
     parts.append(f"## {section}\n\n{_about(section)}\n\n| key | default | description |\n|---|---|---|")
     for key, value in values.items():
       name = f"config.{section}.{key}" + (".NAME" if isinstance(value, ConfigDict) else "")
-      shown = "" if isinstance(value, ConfigDict) else options.shown(value)
+      shown = "" if isinstance(value, ConfigDict) else keys_help.shown(value)
       parts.append(f"| `{name}` | {_code(shown)} | {_escaped(helps.get(f'{section}.{key}', ''))} |")
     parts.append("")
   parts.append(f"## stages\n\n| key | description |\n|---|---|\n| `config.stages` | {_escaped(helps['stages'])} |")

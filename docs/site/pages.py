@@ -26,8 +26,13 @@ def sections() -> dict[str, list[str]]:
   return found
 
 
+def studies() -> list[str]:
+  """Returns the generated pages of studies, which docs/studies.md lists."""
+  return sorted(f"studies/{path.stem}" for path in (DOCS / "studies").glob("*.md"))
+
+
 def in_order() -> list[str]:
-  """Returns all pages but the index."""
+  """Returns all pages but the index and those of `studies`."""
   return [name for names in sections().values() for name in names]
 
 

@@ -57,6 +57,7 @@ def load(
   task_modules: str | os.PathLike | Sequence[str | os.PathLike] = "",
   vocabulary: str | os.PathLike = "",
   special_tokens: str = "",
+  weights: str = "",
 ) -> "Model":
   """Loads a checkpoint onto the devices of this process.
 
@@ -73,12 +74,14 @@ def load(
     special_tokens: the control tokens that are recognized in texts: "none"; "blanks" (sentinels and masks, for
       filling); "all"; "": blanks, or the training setting of a model that was fine-tuned on a table. Heads and
       `embed` always read control tokens as text.
+    weights: "average" or "trained" (the last step), for a run with an average (`config.optimizer.average`); "": as the
+      run evaluated.
 
   Raises:
-    UserError: the checkpoint is missing or cannot be read.
+    UserError: the checkpoint is missing or cannot be read, or has no average.
   """
   with in_python():
-    source = read_source(checkpoint, task=task, task_modules=task_modules, vocabulary=vocabulary)
+    source = read_source(checkpoint, task=task, task_modules=task_modules, vocabulary=vocabulary, weights=weights)
     return Model(
       source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length, special_tokens=special_tokens
     )
@@ -90,6 +93,7 @@ def read_source(
   task: str = "",
   task_modules: str | os.PathLike | Sequence[str | os.PathLike] = "",
   vocabulary: str | os.PathLike = "",
+  weights: str = "",
 ) -> pretrained.Source:
   """Returns a checkpoint without its parameters; uses no device.
 
@@ -103,7 +107,7 @@ def read_source(
   )
   if not checkpoint:
     raise UserError("checkpoint='' is empty: give a workdir, one of its steps, or a Hugging Face or T5X folder")
-  source = select_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
+  source = select_task.choose(pretrained.read_source(checkpoint, where="", weights=weights), task, where="task")
   source = _with_vocabulary(source, vocabulary) if vocabulary else source
   pretrained.trust(_listed(task_modules))
   return source
@@ -121,7 +125,7 @@ def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
   data = source.run["data"]
   if source.vocabulary or data.get("vocabulary") or data.get("mixture") or data.get("sources"):
     raise UserError(
-      f"vocabulary={spec}: {source.path} already has the vocabulary of its training; leave out 'vocabulary'"
+      f"vocabulary={spec}: {source.name} already has the vocabulary of its training; leave out 'vocabulary'"
     )
   return dataclasses.replace(source, run={**source.run, "data": {**data, "vocabulary": spec}})
 
@@ -164,7 +168,7 @@ class Model:
     self._way = functools.cache(self._make_way)
 
   def __repr__(self) -> str:
-    return f"<t2t model {self._source.path}: {self.config.architecture}>"
+    return f"<t2t model {self._source.name}: {self.config.architecture}>"
 
   @property
   def config(self) -> TransformerConfig:
@@ -196,7 +200,7 @@ class Model:
       UserError: transformers has no such model, or the folder is not empty.
     """
     with in_python():
-      foreign = self._source.foreign or tensor_writer.open_foreign(str(self._source.path))
+      foreign = self._source.foreign or tensor_writer.open_foreign(str(self._source.path), weights=self._source.weights)
       spec = self._source.run["data"].get("vocabulary", "")
       if not foreign.vocabulary and spec:
         foreign = vocab_override.give(foreign, spec)
@@ -308,20 +312,26 @@ class Model:
       return self._ask(self._answering(task), texts)
 
   @foreign_names.translating
-  def classify(self, texts: Sequence[Asked]) -> list[dict[str, Any]]:
+  def classify(
+    self, texts: Sequence[Asked], *, exit_entropy: float = 0.0, exit_patience: int = 0
+  ) -> list[dict[str, Any]]:
     """Returns the class of each text and the probability of each class of the fine-tuning.
 
     Args:
       texts: texts, or mappings with the columns of the table that the model was fine-tuned on.
+      exit_entropy, exit_patience: a text leaves before the last layer, as in `t2t infer`; 0: never.
 
     Returns:
-      For each text {"prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}}.
+      For each text {"prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}}; with early exit
+      also "layers", the number of layers that it took.
 
     Raises:
-      UserError: the model was not fine-tuned on classes, or a text lacks a column.
+      UserError: the model was not fine-tuned on classes, has no exits, or a text lacks a column.
     """
     with in_python():
-      way = self._answering("")
+      way = (
+        self._answering("") if not exit_entropy and not exit_patience else self._leaving(exit_entropy, exit_patience)
+      )
       if way.asks != "class":
         raise UserError(f"{self!r} is not a classifier (kind of prediction: {way.asks}); call answer() or generate()")
       return self._ask(way, texts)
@@ -350,6 +360,17 @@ class Model:
       return self._way("rank", classes=spec.classes)
     length = self._source.run["data"]["targets_length"]
     return self._way("write", decode=text_generation.decode_config(max_length=length), seed=0)
+
+  def _leaving(self, entropy: float, patience: int) -> batch_inference.Way:
+    """Returns the method of the model's head with early exit."""
+    from t2t.inference import early_exit  # few models have exits
+
+    numeric.check("exit_entropy", entropy, 0.0)
+    numeric.check("exit_patience", patience, 0, whole=True)
+    early_exit.rule_of(self.config, entropy, patience)
+    head = classification.choose_head(self._source.model, "", where=repr(self))
+    early_exit.rule_of(self.config, entropy, patience, head=head)
+    return self._way("answer", head=head, exits=(entropy, patience))
 
   # ---- Numbers -------------------------------------------------------------
 
@@ -580,8 +601,11 @@ def _texts(texts: Iterable[str], called: str = "texts") -> list[str]:
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
   """Rewrites options in error messages as Python arguments, `--beam 4` as beam 4; leaves commands unchanged."""
+  from t2t.runtime import data_packages
+
   try:
-    yield
+    with data_packages.says_what_is_missing():
+      yield
   except UserError as error:
     text = str(error).replace("--checkpoint: ", "")
     raise type(error)(re.sub(r"(`[^`]*`|t2t [a-z]+ --[^;,`\n]*)|--", lambda match: match[1] or "", text)) from None

@@ -1,7 +1,8 @@
 """Training in Python: `t2t.config` builds a config, `t2t.train` runs it and yields its metrics.
 
 The run has its own thread and continues while the caller waits for the next row. Its mesh, its error handling and its
-exit do not affect the caller, and the caller keeps its signal handlers.
+exit do not affect the caller, and the caller keeps its signal handlers; SIGUSR2, whose default action ends the process,
+requests a profile meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from t2t.checkpoints import pretrained
 from t2t.configs import default
 from t2t.configuration import foreign_names, loading, typed_config
 from t2t.data import array_batches
-from t2t.runtime import console, peer_monitor, preemption, sync_point, waiting
+from t2t.runtime import console, early_signals, lazy_table, peer_monitor, preemption, sync_point, waiting
 from t2t.storage import gcs, given_paths
 from t2t.training import background_compile
 from t2t.training.run import Callback, Run
@@ -127,8 +128,8 @@ def train(
     batches: own batches in place of config.data: dicts of arrays [rows, length] by feature name
       (`encoder_input_tokens`, ...; derived features are filled in). An iterable is repeated; an iterator is read to its
       end. A resumed run skips the batches that it has read. A function takes the number of batches read and returns the
-      following ones, so nothing is skipped. Without config.data.vocabulary neither TensorFlow nor seqio is needed, and
-      ids are not decoded.
+      following ones, so nothing is skipped. Neither TensorFlow nor seqio is needed. Without config.data.vocabulary ids
+      are not decoded.
     eval_batches: evaluation batches, of which config.eval.batches are read.
     examples: rows of a table, as in config.data.files with `--config finetune` (docs/finetune_table.md): a list of
       dicts, [{"text": "...", "label": "..."}] or [{"words": [...], "tags": [...]}]; a `datasets.Dataset`; or a pandas
@@ -174,6 +175,8 @@ def train(
   with in_python():
     gcs.check_folder(workdir, where="workdir ")
     config = copy.deepcopy(config)
+    if "distillation" in config:
+      lazy_table.load("t2t.losses.distillation:check_teacher")(config)
     if examples is not None:
       _read_examples(config, examples, eval_examples)
 
@@ -268,6 +271,7 @@ class _Rows(Callback):
     self._why = ""  # reason for stopping
     self._written: list[dict[str, float]] = []
     self._ended = False
+    self._signals = contextlib.ExitStack()  # SIGUSR2 would end the process
 
   # ---- Training thread -----------------------------------------------------------------------------------------------
 
@@ -311,6 +315,7 @@ class _Rows(Callback):
       raise StopIteration
     try:
       if self._thread is None:
+        self._signals.enter_context(early_signals.remembered())
         self._thread = threading.Thread(target=self._work, name="train", daemon=True)
         self._thread.start()
       else:
@@ -323,6 +328,7 @@ class _Rows(Callback):
       return row_or_error
     self._ended = True
     self._thread.join()
+    self._signals.close()
     if row_or_error is not None:
       with in_python():
         raise row_or_error
@@ -363,6 +369,7 @@ class _Rows(Callback):
     while isinstance(row_or_error := self._next(patience=_PATIENCE), dict):
       self._goes_on.put(None)
     self._thread.join()
+    self._signals.close()
     if row_or_error is not None:
       raise row_or_error
 

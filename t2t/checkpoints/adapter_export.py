@@ -24,7 +24,7 @@ def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Te
     UserError: the checkpoint has no adapter, is damaged, or its base has changed.
   """
   if not source.adapters:
-    raise UserError(f"{where}{source.path}: the model has no adapter. Give --to hf, which writes the whole model.")
+    raise UserError(f"{where}{source.name}: the model has no adapter. Give --to hf, which writes the whole model.")
   adapter_tensors, frozen, _ = tensor_writer.saved(source, where)
   below = frozen | tensor_writer.of_base(source)
   # not None: no parameter in `below` was added
@@ -85,7 +85,7 @@ def save(
     tensor = base.tensors[name]
     digest = base_model_ref.digest_of_parts(read() for read in tensor.parts)
     entries[path] = base_model_ref.BaseEntry(name, tensor.shape, digest)
-  base_location = str(base.path)
+  base_location = gcs.origin(str(base.path))
   base_record = base_model_ref.Base(
     base_location, base_model_ref.beside(base_location, gcs.absolute(str(out))), part, entries
   )

@@ -40,7 +40,7 @@ class BaseEntry:
 class Base:
   """The base of a step.
 
-  path: of the checkpoint, absolute or gs://.
+  path: of the checkpoint, absolute, gs:// or hf:// with a commit.
   beside: the path relative to the adapter's workdir, "" if there is none; it is valid if both were moved together.
   part: see `pretrained.Source`.
   entries: path in the adapted model -> array of the base.
@@ -98,9 +98,12 @@ class Base:
       ) from error
 
   def places(self, workdir: epath.Path) -> list[str]:
-    """Returns the existing paths of the base: the saved one, and the one relative to the workdir."""
+    """Returns the existing paths of the base: the saved one, and the one relative to the workdir.
+
+    A commit on the Hugging Face hub counts as existing, without a request.
+    """
     places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
-    return [path for path in places if gcs.absolute(path).exists()]
+    return [path for path in places if gcs.exists(path)]
 
   def locate(self, workdir: epath.Path) -> str:
     """Returns the first of `places` for an adapter's workdir.

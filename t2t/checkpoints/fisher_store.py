@@ -64,7 +64,8 @@ def save(
   folder, flat = gcs.absolute(out), flatten(params)
   digests = base_model_ref.digests(flat)
   entries = {path: base_model_ref.BaseEntry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
-  base = base_model_ref.Base(str(source.path), base_model_ref.beside(str(source.path), folder), source.part, entries)
+  path = source.name
+  base = base_model_ref.Base(path, base_model_ref.beside(path, folder), source.part, entries)
   step = int(source.path.name) if source.path.name.isdigit() else 0
   items = {
     "state": ocp.args.StandardSave({"step": np.asarray(step, np.int32), "params": fisher}),
@@ -209,7 +210,7 @@ def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Ar
     )
   source = pretrained.open_base(fisher.base, places[0], where=f"{_KEY}{fisher.workdir}: its checkpoint: ")
   params = pretrained.read(source, _on_device(shapes))
-  fisher.base.check(base_model_ref.digests(params), str(source.path), than=_than(fisher))
+  fisher.base.check(base_model_ref.digests(params), source.name, than=_than(fisher))
   return _placed(params, shapes)
 
 

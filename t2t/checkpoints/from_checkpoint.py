@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2t import UserError
+from t2t import UserError, losses
 from t2t.checkpoints import adapter_restore, base_model_ref, fisher_store, manager, pretrained
 from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken, warm_start
@@ -15,6 +15,7 @@ from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
 from t2t.param_tree import Params, Vocabulary, flatten, join_frozen, matches, unflatten
 from t2t.runtime import hosts
+from t2t.training import sparsity
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 
@@ -59,10 +60,14 @@ def start(
       rows=init.resize,
       repeated=init.tile,
       pieces=pieces,
-      base_path=functools.partial(adapters_lib.base_path, adapters=new),
+      layers=_layers(config),
+      base_path=functools.partial(_base_path, config, new),
       model=config.model,
       elsewhere=init.other_patterns,
     )
+    rules: Any = source.run.get("optimizer", {}).get("param_groups", ())
+    if line := sparsity.lost_zeros(taken[""].params, rules, config, f"config.init.checkpoint={init.checkpoint}"):
+      hosts.log_once(line)
     frozen_part = _matching(frozen, config.init.other_patterns, inverted=True)
     _check_trained(taken[""].fresh_in(frozen_part), config)
     if config.adapters:
@@ -84,6 +89,38 @@ def start(
 
   state = program.init_from_params(over)({name: part.params for name, part in taken.items()}, key)
   return state if fisher is None else fisher_store.begin(fisher, program.state, state)
+
+
+def _base_path(config: Config, new: adapters_lib.Adapters, path: str) -> str | None:
+  """Returns a parameter's path in the checkpoint's model; None for parameters of adapters and projections."""
+  if config.distillation is None or not config.distillation.teacher:
+    return adapters_lib.base_path(path, adapters=new)
+  prefix = f"{losses.part_of(config.to_dict())}/"
+  return path.removeprefix(prefix) if path.startswith(prefix) else None
+
+
+def _layers(config: Config) -> tuple[int, ...]:
+  """Returns config.init.layers as numbers.
+
+  Raises:
+    UserError: an entry is no number, or the model has another number of layers.
+  """
+  where = f"config.init.layers={','.join(config.init.layers)}"
+  if not all(text.isdecimal() for text in config.init.layers):
+    raise UserError(f"{where}: not a list of layers. Give layers of the checkpoint, counted from 0, such as 0,2,4.")
+  if config.init.layers and config.adapters:
+    raise UserError(
+      f"{where} selects layers of the checkpoint, but config.{next(iter(config.adapters))} keeps a reference to the "
+      "whole checkpoint. Leave out one of the two keys."
+    )
+  for side in config.model.kind.sides if config.init.layers else ():
+    number = getattr(config.model, f"num_{side}_layers")
+    if number != len(config.init.layers):
+      raise UserError(
+        f"{where} names {len(config.init.layers)} layers, but config.model.num_{side}_layers={number}. Give as many "
+        "layers as the model has."
+      )
+  return tuple(map(int, config.init.layers))
 
 
 def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = False) -> Params:

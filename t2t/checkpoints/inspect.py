@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
+import re
 from typing import Any
 
 from etils import epath
@@ -108,7 +109,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
   """
   settings: Any = run.get("eval", {})
   stopping = settings.get("early_stopping_metric", "loss")
-  if step_path == gcs.absolute(path):
+  if not step_path.name.isdigit() or _is_same(path, step_path):
     return ""
   folder, last = step_path.parent, int(step_path.name)
   # Read only the metrics of each step, because a bucket is slow.
@@ -127,9 +128,17 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
     if has_last != has_best:  # otherwise as good, and earlier
       lines.append(
         f"reading the last step, {last}: {name} {has_last}; step {best_step} is better,\n  {has_best}:"
-        f" {folder / str(best_step)}"
+        f" {gcs.origin(str(folder / str(best_step)))}"
       )
   return "\n".join(lines)
+
+
+def _is_same(path: str, step_path: epath.Path) -> bool:
+  """Returns whether a path of the user is that of a step, without a request; on the hub at any revision."""
+  without_revision = lambda path: re.sub(r"@[^/]+" if path.startswith("hf://") else r"\Z", "", path.rstrip("/"))
+  name = gcs.origin(str(step_path))
+  is_copy = name != str(step_path)
+  return without_revision(name) == without_revision(path if is_copy else str(gcs.absolute(path)))
 
 
 # ---- Pruning ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
+import importlib
 import os
 import time
 from typing import Any
@@ -47,6 +48,7 @@ class Checkpoints:
     ends: Sequence[int] = (),
     retry_seconds: float = 0.0,
     read_only: bool = False,
+    host_memory_limit: int | None = None,
   ):
     """Opens the folder, which may not exist yet.
 
@@ -56,6 +58,7 @@ class Checkpoints:
       ends: of stages, each of which keeps its best (`retention.best_of_stages`).
       retry_seconds: how long a failing save is retried.
       read_only: saves and deletes nothing, and keeps the remains of an interrupted save.
+      host_memory_limit: bytes that a save may hold in host memory, see `deferred_copies`; None: no limit.
     """
     self.directory = workdir / CHECKPOINTS
     if self.directory.exists() and not self.directory.is_dir():
@@ -79,6 +82,11 @@ class Checkpoints:
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=gcs.is_remote(self.directory)),
     )
     self.base: Any = None  # the `base_model_ref.Base` of parameters that steps leave out; None: steps are complete
+    self._transfers: Any = None  # `deferred_copies.Transfers`, with a limit of host memory
+    if host_memory_limit:
+      from t2t.checkpoints import deferred_copies
+
+      self._transfers = deferred_copies.Transfers(host_memory_limit)
     retry.without_tracebacks()
     self._error: Exception | None = None
     self._manager = self._open()
@@ -94,7 +102,7 @@ class Checkpoints:
       self.directory,
       options=self._options,
       item_handlers={
-        "state": ocp.StandardCheckpointHandler(),
+        "state": self._transfers.handler() if self._transfers else ocp.StandardCheckpointHandler(),
         "streams": StreamsHandler(),
         "config": ocp.JsonCheckpointHandler(),
         verify.BASE: ocp.JsonCheckpointHandler(),
@@ -184,7 +192,7 @@ class Checkpoints:
   ) -> None:
     """Starts to save; earlier steps stay unchanged until the save is complete.
 
-    `overdue` or `wait` handle a failure.
+    Waits until the state is copied to host memory. `overdue` or `wait` handle a failure.
 
     Args:
       step: of `state`.
@@ -210,6 +218,7 @@ class Checkpoints:
   def _try(self) -> None:
     assert self._last is not None
     step, how = self._last
+    deferred = self._transfers is not None and self._transfers.begin(how["args"].state.item)
     try:
       if self._patience.failing:
         self._close_manager()
@@ -220,6 +229,19 @@ class Checkpoints:
       self._failed(step, error)
     else:
       self._saving = step, self._waiter.submit(self._manager.wait_until_finished)
+      if deferred:
+        self._wait_for_copies()
+
+  def _wait_for_copies(self) -> None:
+    """Waits until the state is copied to host memory in parts, or the save has failed."""
+    assert self._saving is not None
+    while not (self._transfers.wait(_LOOK_SECONDS) or self._saving[1].done() or self._failed_so_far()):
+      pass
+
+  @property
+  def is_idle(self) -> bool:
+    """True if no save is running or to be retried, as of the last call of `overdue`."""
+    return self._saving is None and not self._patience.failing
 
   def overdue(self) -> bool:
     """Returns whether a save failed and the current state must be saved instead; called after every step.
@@ -295,9 +317,10 @@ class Checkpoints:
     unread = {
       name: x for name, x in saved_shapes.items() if name.rpartition("/")[2] in restore.UNREAD and "/heads/" not in name
     }
-    restore.check_shapes(
-      path, {name: saved_shapes[name] for name in saved_shapes.keys() - unread}, restore.shapes(abstract)
-    )
+    expected = restore.shapes(abstract)
+    if any(name.startswith(restore.MASKS) for name in expected):
+      unread |= _earlier_masks().of_vectors(path, saved_shapes, expected)
+    restore.check_shapes(path, {name: saved_shapes[name] for name in saved_shapes.keys() - unread}, expected)
     state = ocp.args.StandardRestore(_saved(_with_unread(abstract, unread)))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=RestoreStreams(stream_names))
     with restore.readable(path):
@@ -355,6 +378,10 @@ def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> Train
   return jax.tree_util.tree_map_with_path(apply, state, is_leaf=is_dict)
 
 
+def _earlier_masks() -> Any:
+  return importlib.import_module("t2t.checkpoints.earlier_masks")  # few runs have masks
+
+
 def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
   """Returns the state's shapes, plus the shapes of saved parameters that no model uses today."""
   if not unread:
@@ -364,11 +391,15 @@ def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
   unread_of = lambda path: {
     name: abstract_array(unread[f"{path}/{name}"]) for name in restore.UNREAD if f"{path}/{name}" in unread
   }
-  return _of_dicts(lambda path, x: x | unread_of(path), abstract)
+  abstract = _of_dicts(lambda path, x: x | unread_of(path), abstract)
+  masks = {name: abstract_array(x) for name, x in unread.items() if name.startswith(restore.MASKS)}
+  return _earlier_masks().added(abstract, masks) if masks else abstract
 
 
 def _without_unread(state: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
-  return _of_dicts(lambda path, x: {k: v for k, v in x.items() if f"{path}/{k}" not in unread}, state)
+  state = _of_dicts(lambda path, x: {k: v for k, v in x.items() if f"{path}/{k}" not in unread}, state)
+  masks = [name for name in unread if name.startswith(restore.MASKS)]
+  return _earlier_masks().removed(state, masks) if masks else state
 
 
 def _apart(x: jax.Array) -> jax.Array:

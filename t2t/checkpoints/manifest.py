@@ -71,8 +71,8 @@ def write(folder: epath.Path, step: int) -> None:
 
 
 def sync(folder: os.PathLike | str) -> None:
-  """Flushes the names in a folder to disk; does nothing in a bucket."""
-  if gcs.is_remote(folder):
+  """Flushes the names in a folder to disk; does nothing in a bucket, or on Windows, which opens no folders."""
+  if gcs.is_remote(folder) or not hasattr(os, "O_DIRECTORY"):
     return
   handle = os.open(folder, os.O_RDONLY)
   try:
@@ -233,7 +233,7 @@ def _checksums(folder: epath.Path, sizes: Mapping[str, int], *, durable: bool = 
 
 def _checksum(path: pathlib.Path, durable: bool) -> int:
   checksum = 0
-  with open(path, "rb", buffering=0) as file:
+  with open(path, "r+b" if durable else "rb", buffering=0) as file:  # Windows flushes only files open for writing
     if durable:
       os.fsync(file.fileno())
     while chunk := file.read(_READ_AT_ONCE):

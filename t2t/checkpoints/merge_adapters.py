@@ -50,12 +50,12 @@ def save(
     UserError: `out` is not empty, or the disk is full.
   """
   folder = gcs.absolute(out)
-  tensor_writer.save(foreign, folder, config=_config(source, foreign, folder), advance=advance)
+  tensor_writer.save(foreign, folder, config=run_config(source, foreign, folder), advance=advance)
 
 
-def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dict[str, Any]:
-  """Returns the run's config, as far as it describes training data and inference."""
-  config = {name: dict(values) for name, values in source.run.items() if name not in OPTIONAL}
+def run_config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dict[str, object]:
+  """Returns the run's config for other parameters, as far as it describes training data and inference."""
+  config: dict[str, Any] = {name: dict(values) for name, values in source.run.items() if name not in OPTIONAL}
   if source.part:
     # Modules trained beside the model are left out, and with them the loss that used both.
     config["train"]["loss"] = "cross_entropy"

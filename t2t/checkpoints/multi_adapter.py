@@ -56,7 +56,7 @@ def _open(
       if entry.name in shapes:
         there = f"has shape {list(shapes[entry.name])} instead of {list(entry.shape)}"
       raise UserError(f"{another}, in which {entry.name} {there}. Give --checkpoint {source.base.path}.")
-  if gcs.absolute(source.base.path) == base.path:
+  if source.base.path == gcs.origin(str(base.path)):
     return source
   there = tensors()
   left = _LOOKED_AT

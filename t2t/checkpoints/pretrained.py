@@ -5,6 +5,7 @@ It has t2t's own format, or the format of Hugging Face or T5X, which is converte
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import functools
 import sys
 import typing
 from typing import Any
@@ -22,6 +23,7 @@ from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params, Vocabulary, flatten, unflatten
+from t2t.runtime import hosts, lazy_table
 from t2t.storage import gcs, hub
 
 if typing.TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Source:
   keeps: whether adapters stay unmerged although merging is possible.
   task: selected task of a model with task-specific parameters; "": none, see `select_task`.
   prefix_task: task whose prefix is added to each input; "": that of the only task.
+  weights: average, trained, or "", which is the training's config.eval.average; see `restore.trained_keys`.
   """
 
   path: epath.Path
@@ -56,6 +59,12 @@ class Source:
   keeps: bool = False
   task: str = ""
   prefix_task: str = ""
+  weights: str = ""
+
+  @property
+  def name(self) -> str:
+    """Path for messages and outputs: the one in its store, if `path` is a local copy."""
+    return gcs.origin(str(self.path))
 
   @property
   def prefix(self) -> str:
@@ -98,21 +107,26 @@ class PretrainedModel:
   params: Params
 
 
-def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
+def read_source(path: str, *, where: str = "--checkpoint ", weights: str = "") -> Source:
   """Reads the description of a checkpoint; needs no device.
 
   Args:
     path: a t2t workdir, one of its checkpoints, or a checkpoint of Hugging Face or T5X.
     where: the option or key of the path, for messages.
+    weights: see `Source`.
 
   Raises:
-    UserError: there is none, another version wrote it, or it cannot be converted.
+    UserError: there is none, another version wrote it, it cannot be converted, or it has no average.
   """
   from t2t import convert
 
-  gcs.check(path, where=where)
+  path = gcs.fetched(path, where=where)
   hub.check(path, where=where)
   if convert.kind_of(path) != "t2t":
+    if weights:
+      raise UserError(
+        f"--weights {weights}: {path} is not a checkpoint of t2t and has one set of weights. Leave it out."
+      )
     return of_foreign(convert.open_foreign(path, where=where))
   folder = restore.checkpoint_folder(path, where=where)
   if (folder / restore.FISHER).exists():
@@ -129,13 +143,16 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
       "Upgrade t2t."
     )
   adapters = {name: adapters_lib.ADAPTERS[name].config(**run[name]) for name in adapters_lib.ADAPTERS if name in run}
-  name = run.get("train", {}).get("loss", "cross_entropy")  # the only loss before losses had names
-  part = losses.LOSSES[name].part if name in losses.LOSSES else ""
+  part = losses.part_of(run)
   # The saved kernel suits the training devices, and parameters are not quantized: readers need neither.
   settings: dict[str, Any] = {**run["model"], "attention_kernel": "", "attention_block": 0, "quantization": ""}
   model = TransformerConfig(**settings)
   base = restore.read_base(folder)
-  return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
+  if weights:
+    from t2t.checkpoints import averaged_weights
+
+    averaged_weights.check(folder, run, weights)
+  return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part, weights=weights)
 
 
 def of_foreign(foreign: "Foreign") -> Source:
@@ -161,9 +178,10 @@ def adopt(config: ConfigDict, source: Source) -> None:
 
   Limits the inputs length to the learned positions of the model.
   """
-  kept = ("dropout_rate", "attention_kernel", "attention_block", "quantization")
+  kept = ("dropout_rate", "layer_drop", "attention_kernel", "attention_block", "quantization")
   kept_fields = {name: config.model[name] for name in (*kept, "pipeline_microbatches", "pipeline_rounds")}
-  kept_fields["heads"] = config.model.heads or source.model.heads
+  for name in ("heads", "fake_quantization"):
+    kept_fields[name] = config.model[name] or getattr(source.model, name)
   config.model.update(dataclasses.asdict(source.model) | kept_fields)
   if most := source.asked.most_positions:
     # A decoder-only model has the answer in the same row; an encoder a short one, [CLS] and [SEP].
@@ -172,7 +190,7 @@ def adopt(config: ConfigDict, source: Source) -> None:
     if config.data.inputs_length:  # 0: the data determines the length
       config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
-    config.data.vocabulary = source.vocabulary
+    config.data.vocabulary = gcs.origin(source.vocabulary)
     config.data.extra_ids = source.extra_ids
 
 
@@ -182,7 +200,7 @@ def vocabulary(source: Source) -> Vocabulary:
   Raises:
     UserError: it is not found, or only by running untrusted code.
   """
-  from t2t.data import pipeline, run_sources, vocabularies
+  from t2t.data import vocabularies
 
   if source.vocabulary:
     return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
@@ -192,15 +210,21 @@ def vocabulary(source: Source) -> Vocabulary:
   data = DataConfig(**values | {"task_modules": modules})
   if not (data.vocabulary or data.is_named):
     raise UserError(
-      f"{source.path}: there is no vocabulary beside this checkpoint. Convert the checkpoint again with a vocabulary:"
+      f"{source.name}: there is no vocabulary beside this checkpoint. Convert the checkpoint again with a vocabulary:"
       " `t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE`. In Python, give t2t.load(..., vocabulary=FILE)."
     )
+  if data.vocabulary:
+    return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
+  from t2t.runtime import data_packages
+
+  with data_packages.says_what_is_missing():
+    from t2t.data import run_sources
   try:
-    return pipeline.vocabulary(data)
+    return run_sources.of(data).vocabulary()
   except UserError as error:
     if not untrusted:
       raise
-    raise UserError(f"{source.path}: the vocabulary belongs to {run_sources.of(data).title}; {untrusted}") from error
+    raise UserError(f"{source.name}: the vocabulary belongs to {run_sources.of(data).title}; {untrusted}") from error
 
 
 def trust(modules: str) -> None:
@@ -228,17 +252,58 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
 
 def trained_tasks(source: Source) -> list[typing.Any]:
   """Returns the registered seqio tasks of the fine-tuning, without pre-training objectives and untrusted modules."""
-  from t2t.data import objectives, task_resolution
+  from t2t.data import objectives
 
   data: Any = source.run["data"]
   mixture = data.get("mixture", "")
   if not mixture or data.get("files") or data.get("sources") or data.get("table"):
     return []
+  if objectives.of_corpus_tasks(mixture, data.get("task_modules", ())) is not None:
+    return []
   try:
-    registered = task_resolution.named(mixture, modules=task_modules(source)[0])
+    registered = _registered(source, mixture)
   except UserError:
     return []
+  from t2t.data import task_resolution
+
   return [task for task in task_resolution.tasks_of(registered) if task.metric_fns and not objectives.of(task)]
+
+
+def _registered(source: Source, mixture: str) -> Any:
+  """Returns the seqio task or mixture of a checkpoint.
+
+  Raises:
+    UserError: it is unknown or in an untrusted module, or seqio is not installed, which is logged.
+  """
+  from t2t.runtime import data_packages
+
+  try:
+    with data_packages.says_what_is_missing():
+      from t2t.data import task_resolution
+  except data_packages.MissingPackage:
+    _note_missing(f"{source.path}: trained on the task {mixture}, but seqio, which has its input format, is missing")
+    raise
+  return task_resolution.named(mixture, modules=task_modules(source)[0])
+
+
+@functools.cache
+def _note_missing(text: str) -> None:
+  from t2t.runtime import versions
+
+  hosts.log_once(f"{text}. Write the prefix of the task in the texts, or run `{versions.install_command('data')}`.")
+
+
+def objectives_of(source: Source, mixture: str) -> set[str]:
+  """Returns the pre-training objectives of a mixture; empty for tasks without an objective.
+
+  Raises:
+    UserError: see `_registered`.
+  """
+  from t2t.data import objectives
+
+  data: Any = source.run["data"]
+  known = objectives.of_corpus_tasks(mixture, data.get("task_modules", ()))
+  return objectives.of(_registered(source, mixture)) if known is None else known
 
 
 def answers_by_heads(source: Source) -> bool:
@@ -248,6 +313,12 @@ def answers_by_heads(source: Source) -> bool:
     return not source.model.vocabulary_head
   train: Any = source.run.get("train", {})
   return losses.answered_by_heads(train.get("loss", ""))
+
+
+def is_diffusion(source: Source) -> bool:
+  """Returns whether the model was trained by masked diffusion."""
+  train: Any = source.run.get("train", {})
+  return source.foreign is None and train.get("loss", "") == "diffusion"
 
 
 def predicts_tokens(source: Source) -> bool:
@@ -261,7 +332,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
 
   Pre-training objectives and prefix_lm end inputs with EOS; text-to-text tasks and plain language modeling do not.
   """
-  from t2t.data import objectives, task_resolution
+  from t2t.data import objectives
 
   data: Any = source.run["data"]
   if data.get("sources"):  # evaluate each source as if it were the only one
@@ -280,12 +351,18 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
     return False, f"{DataConfig.described(data['table']['files'])} is a table"
   if not mixture:
     return None, "its checkpoint does not record its training data"
-  modules, untrusted = task_modules(source)
-  try:
-    registered = task_resolution.named(mixture, modules=modules)
-  except UserError as error:
-    return None, untrusted or str(error)
-  ends = task_resolution.ends_inputs(registered, "decoder_only")
+  named_objectives = objectives.of_corpus_tasks(mixture, data.get("task_modules", ()))
+  if named_objectives is not None:
+    answers = {objectives.ends_inputs(name) for name in named_objectives}
+    ends = answers.pop() if len(answers) == 1 else None
+  else:
+    try:
+      registered = _registered(source, mixture)
+    except UserError as error:
+      return None, task_modules(source)[1] or str(error)
+    from t2t.data import task_resolution
+
+    ends = task_resolution.ends_inputs(registered, "decoder_only")
   return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
 
 
@@ -294,8 +371,6 @@ def reads_causally(source: Source) -> bool:
 
   GPT-BERT attends to hidden tokens in both directions, and continues text from left to right.
   """
-  from t2t.data import objectives, task_resolution
-
   data: Any = source.run["data"]
   if not source.model.bidirectional_prefix or source.foreign is not None:
     return False
@@ -303,9 +378,7 @@ def reads_causally(source: Source) -> bool:
   for source_data in data.get("sources", {}).values() or [data]:
     if not source_data.get("files"):
       try:
-        named_objectives = objectives.of(
-          task_resolution.named(source_data.get("mixture", ""), modules=task_modules(source)[0])
-        )
+        named_objectives = objectives_of(source, source_data.get("mixture", ""))
       except UserError:
         return False
       if not named_objectives:
@@ -330,7 +403,9 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
   def make(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)
     unmerged = {name: x for name, x in source.adapters.items() if name not in source.merged}
-    return adapters_lib.adapt(transformer.build(config, rngs), unmerged, rngs)
+    model = adapters_lib.adapt(transformer.build(config, rngs), unmerged, rngs)
+    is_int8 = on_cpu and source.foreign is not None and source.foreign.kind == "int8"
+    return lazy_table.load("t2t.models.int8_matrix:with_integers")(model) if is_int8 else model
 
   graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
   with_sharding = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
@@ -352,7 +427,7 @@ def of_task(source: Source, params: Params) -> Params:
   """Returns the parameters of the chosen task, or all; the structure of the model is the same."""
   if not source.task:
     return params
-  number = adapters_lib.number_of(source.task, source.adapters, where=str(source.path))
+  number = adapters_lib.number_of(source.task, source.adapters, where=source.name)
   return adapters_lib.of_task(params, source.adapters, number)
 
 
@@ -367,15 +442,18 @@ def load_params(source: Source, params: Params) -> Params:
     UserError: the checkpoint has other parameters.
   """
   if source.foreign is None and not (source.adapters or source.part or source.base):
-    return restore.restore_params(source.path, params)
+    return restore.restore_params(source.path, params, weights=source.weights)
   from t2t.convert import lazy_tensors
 
   if source.foreign is not None:
     _tell(source)
-    return lazy_tensors.load(source.foreign, params)
+    foreign = source.foreign
+    if foreign.kind == "int8":
+      foreign = lazy_table.load("t2t.convert.int8:for_params")(foreign, flatten(params))
+    return lazy_tensors.load(foreign, params)
   wanted: Any = flatten(params)
   there = {path: shape for path, shape in shapes(source).items() if path in wanted or not path.startswith("heads/")}
-  lazy_tensors.compare(str(source.path), there, {path: x.shape for path, x in wanted.items()})
+  lazy_tensors.compare(source.name, there, {path: x.shape for path, x in wanted.items()})
   return unflatten(read(source, {path: (path, x) for path, x in wanted.items()}))
 
 
@@ -416,7 +494,7 @@ def base_of(source: Source, base: base_model_ref.Base | None = None) -> Source:
   """
   base, workdir = base or source.base, source.path.parent.parent
   assert base is not None
-  return open_base(base, base.locate(workdir), where=f"{source.path}: its base: ")
+  return open_base(base, base.locate(workdir), where=f"{source.name}: its base: ")
 
 
 def check_may_be_base(source: Source, *, where: str) -> None:
@@ -432,7 +510,7 @@ def check_may_be_base(source: Source, *, where: str) -> None:
   if source.merged:
     raise UserError(
       f"{where}: the model has the adapter config.{'/'.join(source.merged)}, and its merged parameters depend on the "
-      f"machine. Merge the adapter once with `t2t adapt merge {source.path} --output FOLDER`, and give FOLDER."
+      f"machine. Merge the adapter once with `t2t adapt merge {source.name} --output FOLDER`, and give FOLDER."
     )
 
 
@@ -442,7 +520,11 @@ def open_base(base: base_model_ref.Base, path: str, *, where: str) -> Source:
 
 
 def read_base(
-  base: base_model_ref.Base, source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]
+  base: base_model_ref.Base,
+  source: Source,
+  wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]],
+  *,
+  where: str = "",
 ) -> dict[str, jax.Array]:
   """Reads some parameters of an adapter's base and compares their digests.
 
@@ -451,20 +533,23 @@ def read_base(
     source: the base; see `open_base`.
     wanted: name -> (path in the adapted model, its shape with a sharding); a dimension of another length is truncated
       or zero-padded, and the parameter is not compared.
+    where: key and path of the base if it is frozen in a run without adapter, for messages.
 
   Raises:
     UserError: a digest differs.
   """
   params = read(source, {name: (base.entries[path].name, x) for name, (path, x) in wanted.items()})
   complete = {path: params[name] for name, (path, x) in wanted.items() if x.shape == base.entries[path].shape}
-  base.check(base_model_ref.digests(complete), str(source.path))
+  than = {"than": "that the run was trained with"} if where else {}
+  base.check(base_model_ref.digests(complete), where or source.name, **than)
   return params
 
 
 def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   """Reads saved parameters like `restore.read_params`, and parameters of the base from there."""
   paths = source.base.paths if source.base is not None else ()
-  params = restore.read_params(source.path, {name: target for name, target in wanted.items() if target[0] not in paths})
+  saved = {name: target for name, target in wanted.items() if target[0] not in paths}
+  params = restore.read_params(source.path, saved, weights=source.weights)
   for base in source.base.all_bases if source.base is not None else ():
     below = {name: target for name, target in wanted.items() if target[0] in base.entries}
     params |= read_base(base, base_of(source, base), below) if below else {}
@@ -507,8 +592,8 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   for path, x in wanted.values():
     if added.get(path) and saved[places[path]] != x.shape:
       raise UserError(
-        f"{source.path}: {path} has an adapter, so its shape {list(saved[places[path]])} cannot be changed to "
-        f"{list(x.shape)}. Merge the adapter first: `t2t adapt merge {source.path} --output FOLDER`."
+        f"{source.name}: {path} has an adapter, so its shape {list(saved[places[path]])} cannot be changed to "
+        f"{list(x.shape)}. Merge the adapter first: `t2t adapt merge {source.name} --output FOLDER`."
       )
   structs: dict[str, Any] = dict(wanted.values())
   everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in structs.items()}
@@ -537,4 +622,4 @@ def _tell(source: Source) -> None:
   if jax.process_index() == 0:
     assert source.foreign is not None
     for note in source.foreign.notes:
-      print(f"{source.path}: {note}", file=sys.stderr)
+      print(f"{source.name}: {note}", file=sys.stderr)

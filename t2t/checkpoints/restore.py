@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from etils import epath
@@ -31,8 +32,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   Raises:
     UserError: there is none; the message contains the searched paths.  Or its small files are damaged.
   """
-  gcs.check(path, where=where)
-  root = gcs.absolute(path)
+  root = gcs.absolute(gcs.fetched(path, where=where))
   if any((root / name).exists() for name in ("state", manifest.NAME)):
     if not ocp.path.step.is_path_finalized(root):
       raise UserError(f"{where}{path} {_UNFINISHED}")
@@ -49,11 +49,14 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
       unfinished.append(child)
   if unfinished:
     raise UserError(f"{where}{path}: no step is complete. {unfinished[0]} {_UNFINISHED}")
+  from t2t.checkpoints import missing_folder
   from t2t.storage import hub
 
   hub.check(path, where=where)
   if not gcs.is_remote(root) and root.is_file():
     raise UserError(f"{where}{path} is a file. Give the folder of a checkpoint, or a workdir.")
+  if problem := missing_folder.problem(path, root):
+    raise UserError(f"{where}{path}: no checkpoint in {root}: {problem}")
   raise UserError(
     f"{where}{path}: no checkpoint in {root}/state, {root}/checkpoints/STEP or {root}/STEP, and no checkpoint of "
     "Hugging Face or T5X. Give a workdir of `t2t train`, or a checkpoint."
@@ -68,6 +71,7 @@ _UNFINISHED = (
 
 # A key of config.model, and unused parameters, of BERTs from versions without names for heads.
 _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
+MASKS = "collections/transforms/mask/"  # path of the masks of a rule "mask" in a state
 
 
 def read_config(path: epath.Path) -> dict[str, object]:
@@ -127,13 +131,16 @@ def saved_tree(path: epath.Path) -> Params:
   return metadata.tree
 
 
-def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+def read_params(
+  path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]], *, weights: str = ""
+) -> dict[str, jax.Array]:
   """Reads some parameters of the checkpoint in folder `path`, on each host only for its devices.
 
   Args:
     path: see `checkpoint_folder`.
     wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). A dimension of another length
       is truncated or zero-padded.
+    weights: see `trained_keys`.
 
   Returns:
     Name -> array.
@@ -143,14 +150,31 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
   """
   verify.check(path)
   with readable(path):
-    return _read_params(path, wanted)
+    # The checkpoint may have frozen other parameters than this run: split the requested paths as they were saved.
+    tree, run = saved_tree(path), read_config(path)
+    frozen = shapes(tree.get("frozen_params") or {})
+    keys = trained_keys(tree, run, weights)
+    params = _read_params(path, wanted, frozen, keys)
+    if not is_flat(keys) and (not has_iterate(tree) or weights == "trained"):
+      return params
+    averaged_weights = importlib.import_module("t2t.checkpoints.averaged_weights")  # few runs have averages
+
+    trained = {name: target for name, target in wanted.items() if target[0] not in frozen}
+    if is_flat(keys):
+      for of_masks, paths in averaged_weights.mask_keys(tree).items():
+        pruned = {name: target for name, target in trained.items() if target[0] in paths}
+        masks = _read_params(path, pruned, (), of_masks)
+        params |= {name: averaged_weights.masked(params[name], mask) for name, mask in masks.items()}
+      return params
+    return params | averaged_weights.points(params, _read_params(path, trained, frozen, ITERATE), run)
 
 
-def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  # The checkpoint may have frozen other parameters than this run: split the requested paths as they were saved.
-  tree = saved_tree(path)
-  frozen = shapes(tree.get("frozen_params") or {})
-  trained = trained_keys(tree, read_config(path))
+def _read_params(
+  path: epath.Path,
+  wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]],
+  frozen: Collection[str],
+  trained: tuple[str, ...],
+) -> dict[str, jax.Array]:
   arrays, waiting = {}, dict(wanted)
   with ocp.PyTreeCheckpointer() as checkpointer:
     while waiting:
@@ -169,7 +193,17 @@ def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtyp
   return arrays
 
 
-def trained_keys(tree: Mapping[str, object], run: Mapping[str, object]) -> tuple[str, ...]:
+WEIGHTS = ("average", "trained")  # values of --weights
+ITERATE = "opt_state", "z"  # keys of a schedule-free optimizer's iterate in a saved state, a flat dict
+
+
+def has_iterate(tree: Mapping[str, object]) -> bool:
+  """Returns whether a saved state is that of a schedule-free optimizer."""
+  opt_state: Any = tree.get(ITERATE[0])
+  return isinstance(opt_state, Mapping) and ITERATE[1] in opt_state
+
+
+def trained_keys(tree: Mapping[str, object], run: Mapping[str, object], weights: str = "") -> tuple[str, ...]:
   """Returns the keys, in a saved state, of the trained parameters that readers take.
 
   With config.eval.average these are the average, a flat dict.  A merged or converted checkpoint has the config of its
@@ -178,15 +212,17 @@ def trained_keys(tree: Mapping[str, object], run: Mapping[str, object]) -> tuple
   Args:
     tree: of a saved state.
     run: its config.
+    weights: average, trained (the parameters of the last step), or "", which is config.eval.average.
   """
   saved, settings = dict[str, Any](tree), dict[str, Any](run).get("eval", {})
-  averaged = settings.get("average") and "average" in (saved.get("collections") or {})
+  wanted = weights == "average" or (settings.get("average") and weights != "trained")
+  averaged = wanted and "average" in (saved.get("collections") or {})
   return ("collections", "average") if averaged else ("params",)
 
 
 def is_flat(keys: tuple[str, ...]) -> bool:
   """Returns whether the dict under these keys of a saved state is flat: its keys are whole paths."""
-  return keys[0] == "collections"
+  return keys[0] in ("collections", ITERATE[0])
 
 
 def _item(name: str, frozen: Collection[str], trained: tuple[str, ...]) -> tuple[str, ...]:
@@ -195,7 +231,7 @@ def _item(name: str, frozen: Collection[str], trained: tuple[str, ...]) -> tuple
   return (*trained, name) if is_flat(trained) else (*trained, *name.split("/"))
 
 
-def restore_params(path: epath.Path, params: Params) -> Params:
+def restore_params(path: epath.Path, params: Params, *, weights: str = "") -> Params:
   """Restores the parameters of the checkpoint in folder `path`, with any optimizer.
 
   Named heads that are not requested, and an old pooler, are ignored.
@@ -203,6 +239,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   Args:
     path: see `checkpoint_folder`.
     params: nested dict of `jax.ShapeDtypeStruct` with shardings; arrays are read directly into them.
+    weights: see `trained_keys`.
 
   Raises:
     UserError: the checkpoint has other parameters; the message contains the first.  Or it is damaged.
@@ -214,7 +251,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   }
   check_shapes(path, saved_shapes, shapes(params))
   wanted: Any = flatten(params)
-  return unflatten(read_params(path, {name: (name, x) for name, x in wanted.items()}))
+  return unflatten(read_params(path, {name: (name, x) for name, x in wanted.items()}, weights=weights))
 
 
 def _is_head(name: str) -> bool:

@@ -85,7 +85,9 @@ def delete(path: epath.Path) -> None:
     OSError: it cannot be deleted, in whole or in part, or is a link.
   """
   if gcs.is_remote(path):
-    gcs.remove(path, first=manifest.MARKERS)
+    from t2t.storage import gcs_folders
+
+    gcs_folders.remove(path, first=manifest.MARKERS)
     return
   if os.path.islink(path):
     raise OSError("the step is a link")  # the files belong to another folder

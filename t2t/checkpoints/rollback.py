@@ -16,6 +16,7 @@ from t2t.checkpoints import manager, restore, verify
 from t2t.configuration.schema import Config
 from t2t.runtime import hosts
 from t2t.storage import logs
+from t2t.training.run import Diverged
 from t2t.training.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def go_back(
     The state, its step, and the files saved beside it.
 
   Raises:
-    UserError: there is no checkpoint, it was made after `step`, or the limit of rollbacks is reached.
+    UserError: there is no checkpoint, or it was made after `step`.
+    Diverged: the limit of rollbacks is reached.
   """
   checkpoints.wait()
   saved_step, workdir = checkpoints.latest_step(), checkpoints.directory.parent
@@ -145,7 +147,7 @@ def go_back(
     )
   taken, most = since(workdir, saved_step), config.nan_policy.max_rollbacks
   if len(taken) >= most:
-    raise UserError(
+    raise Diverged(
       f"{why}; the run has rolled back {len(taken)} times, the limit of config.nan_policy.max_rollbacks={most}. Lower"
       " --config.optimizer.learning_rate, or raise the limit; the same command resumes from the last checkpoint."
     )

@@ -21,7 +21,7 @@ def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.So
   known = adapters_lib.tasks(source.adapters)
   if not task and source.tasks:
     raise UserError(
-      f"{where} is missing: the model of {source.path} has task-specific parameters. Give one of: {', '.join(known)}."
+      f"{where} is missing: the model of {source.name} has task-specific parameters. Give one of: {', '.join(known)}."
     )
   if task and not known:
     return _with_prefix(source, task, where)
@@ -40,8 +40,8 @@ def _with_prefix(source: pretrained.Source, task: str, where: str) -> pretrained
     return dataclasses.replace(source, prefix_task=names[0])
   if trained:
     listed = ", ".join(candidate.name for candidate in trained)
-    raise UserError(f"{where} {task}: the model of {source.path} was not trained on this task. Give one of: {listed}.")
-  raise UserError(f"{where} {task}: the model of {source.path} has no task-specific parameters. Leave the task out.")
+    raise UserError(f"{where} {task}: the model of {source.name} was not trained on this task. Give one of: {listed}.")
+  raise UserError(f"{where} {task}: the model of {source.name} has no task-specific parameters. Leave the task out.")
 
 
 def split_by_task(source: pretrained.Source) -> dict[str, pretrained.Source]:

@@ -4,7 +4,7 @@ The files equal the output of Orbax for a `TrainState` without an optimizer, so 
 needs every array in memory at once; the handler here reads and writes one parameter at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import json
@@ -82,14 +82,15 @@ def _flush(folder: epath.Path) -> None:
   if "://" not in str(folder):
     for parent, _, names in folder.walk():
       for name in names:
-        with open(parent / name, "rb") as file:
+        with open(parent / name, "r+b") as file:  # Windows flushes only files open for writing
           os.fsync(file.fileno())
 
 
 def _spec(directory: epath.Path, name: str) -> dict[str, Any]:
   """Returns TensorStore's spec of a parameter in an Orbax checkpoint."""
-  base = str(directory) if "://" in str(directory) else f"file://{directory}"
-  return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}}
+  folder = f"{directory.as_posix()}/"
+  base = folder if "://" in folder else {"driver": "file", "path": folder}
+  return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
 
 
 def _layout(tensor: Tensor) -> dict[str, Any]:
@@ -173,17 +174,18 @@ def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, object]:
 _LENGTHS = ("inputs_length", "targets_length")  # keys of config.data
 
 
-def open_foreign(path: str, *, where: str = "") -> Foreign:
+def open_foreign(path: str, *, where: str = "", weights: str = "") -> Foreign:
   """Opens a t2t checkpoint as lazy tensors; adapters are merged.
 
   Args:
     path: a workdir or one of its checkpoints.
     where: the option or key of the path, for messages.
+    weights: see `pretrained.Source`.
 
   Raises:
     UserError: there is none, it is damaged, its base has changed, or its adapter cannot be merged.
   """
-  source = pretrained.read_source(path, where=where)
+  source = pretrained.read_source(path, where=where, weights=weights)
   if there := adapters_lib.kept(source.adapters):
     raise UserError(
       f"{where}{path}: the model has the adapter config.{'/'.join(there)}, which cannot be merged. Use the checkpoint "
@@ -231,7 +233,7 @@ def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], 
   """
   trained, frozen, beside = saved(source, where)
   tensors = trained | frozen
-  return tensors | of_base(source), beside
+  return tensors | of_base(source, every=False), beside
 
 
 def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
@@ -247,7 +249,8 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
     # Leave out modules that were only trained beside the model.
     saved_tensors, prefix = {}, source.prefix
     arrays = functools.reduce(lambda tree, key: tree.get(key) or {}, keys, tree)
-    for path, array in flatten(arrays).items():
+    flat = arrays if restore.is_flat(keys) else flatten(arrays)
+    for path, array in flat.items():
       if hasattr(array, "shape") and path not in restore.UNREAD and path.startswith(prefix):
         name = path if restore.is_flat(keys) else path.replace("/", ".")
         saved_tensors[path.removeprefix(prefix)] = _saved_tensor(
@@ -256,18 +259,43 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
     return saved_tensors
 
   beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
-  return part(*restore.trained_keys(tree, source.run)), part("frozen_params"), beside
+  keys = restore.trained_keys(tree, source.run, source.weights)
+  trained = part(*keys)
+  if restore.is_flat(keys):
+    from t2t.checkpoints import averaged_weights  # few runs have averages
+
+    for of_masks in averaged_weights.mask_keys(tree):
+      masks = part(*of_masks)
+      trained |= {path: _joined(averaged_weights.masked_on_host, trained[path], mask) for path, mask in masks.items()}
+  if restore.has_iterate(tree) and source.weights != "trained":
+    from t2t.checkpoints import averaged_weights  # few runs are schedule-free
+
+    iterates, average = part(*restore.ITERATE), lambda y, z: averaged_weights.point(y, z, source.run)
+    trained = {path: _joined(average, tensor, iterates[path]) for path, tensor in trained.items()}
+  return trained, part("frozen_params"), beside
 
 
-def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
+def _joined(function: Callable[[np.ndarray, np.ndarray], np.ndarray], params: Tensor, other: Tensor) -> Tensor:
+  """Returns the lazy `function` of each part of two tensors of one shape."""
+  both = zip(params.parts, other.parts, strict=True)
+  read = lambda x, y: function(x(), y())
+  return dataclasses.replace(params, parts=tuple(functools.partial(read, x, y) for x, y in both))
+
+
+def of_base(adapted: pretrained.Source, *, every: bool = True) -> dict[str, Tensor]:
   """Returns the base parameters of an adapter after a digest comparison: path in the adapted model -> tensor.
 
+  Args:
+    adapted: the checkpoint.
+    every: also opens and compares bases without a parameter of the model, such as the teacher of a student.
+
   Raises:
-    UserError: a digest differs.
+    UserError: a base does not exist, or a digest differs.
   """
   below: dict[str, Tensor] = {}
   for base in () if adapted.base is None else adapted.base.all_bases:
-    below |= _of_one_base(adapted, base)
+    if every or any(path.startswith(adapted.prefix) for path in base.entries):
+      below |= _of_one_base(adapted, base)
   return below
 
 
@@ -276,10 +304,10 @@ def _of_one_base(adapted: pretrained.Source, base: base_model_ref.Base) -> dict[
   if source.foreign is not None:
     there = {**source.foreign.tensors, **source.foreign.pooler}
   else:
-    there = _tensors(source, f"{source.path}: ")[0]
+    there = _tensors(source, f"{source.name}: ")[0]
   tensors = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
   for path, tensor in tensors.items():
-    base.check({path: base_model_ref.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
+    base.check({path: base_model_ref.digest_of_parts(read() for read in tensor.parts)}, source.name)
   prefix = adapted.prefix
   return {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
 

@@ -270,7 +270,9 @@ def _free(name: str, taken: set[str]) -> str:
 def _move(folder: epath.Path, target: epath.Path) -> None:
   try:
     if gcs.is_remote(folder):
-      gcs.move(folder, target, first=manifests.MARKERS)
+      from t2t.storage import gcs_folders
+
+      gcs_folders.move(folder, target, first=manifests.MARKERS)
     else:
       folder.rename(target)
       manifests.sync(folder.parent)

@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.checkpoints.vocab_transfer import Pieces, dimensions
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params, flatten, matches, unflatten
+from t2t.param_tree import Params, flatten, matches, stack_of, unflatten
 from t2t.runtime import amounts, hosts
 
 Shape = tuple[int, ...]
@@ -103,6 +103,7 @@ def warm_start(
   rows: tuple[str, ...] = (),
   repeated: tuple[str, ...] = (),
   pieces: Pieces | None = None,
+  layers: tuple[int, ...] = (),
   base_path: Callable[[str], str | None] = lambda path: path,
   model: TransformerConfig | None = None,
   elsewhere: tuple[str, ...] = (),
@@ -136,6 +137,7 @@ def warm_start(
     repeated: patterns as `rows`; the rows behind those of the checkpoint repeat them, without position_offset rows of
       a table of positions.
     pieces: mapping of the vocabulary's rows to rows of the checkpoint; None: row i is copied to row i.
+    layers: layers of the checkpoint's stacks, from 0, that become the model's layers in order; (): all of them.
     base_path: path of a parameter -> its path in the model without adapters; None: the adapter added it.
     elsewhere: patterns of paths that another checkpoint initializes; without `parts` they are left behind here.
     model: config of the model; None: new heads do not take t2t poolers as described below.
@@ -164,10 +166,12 @@ def warm_start(
   has_place = lambda path: not _head(path) or path in ours or named or _goes_to(path, parts) & ours.keys()
   stays = lambda path: not parts and matches(elsewhere, path)
   theirs = {path: shape for path, shape in there.items() if has_place(path) and not stays(path)}
+  all_layers = theirs
+  theirs = _of_layers(source, theirs, layers) if layers else theirs
   dimension = dimensions(ours, model) if pieces is not None else {}
   _check_patterns("tile", repeated, ours)
   rows = (*rows, *repeated, *(f"^{re.escape(path)}$" for path in dimension))
-  where = f"config.init.checkpoint: {source.path}"
+  where = f"config.init.checkpoint: {source.name}"
   transfer_plan = plan(where, theirs, ours, fresh=fresh, parts=parts, rows=rows, whole_model=whole_model)
   dimension = {path: axis for path, axis in dimension.items() if path in transfer_plan.taken}
   transfer_plan = dataclasses.replace(
@@ -184,8 +188,9 @@ def warm_start(
     and ours.keys() == there.keys()
   )
   lines = [
-    f"starting from the parameters of {source.path}",
+    f"starting from the parameters of {source.name}",
     *([] if plain else _report(transfer_plan, there, ours, poolers, repeated)),
+    *(_lines("layers:", [_layers_text(layers, all_layers)]) if layers else []),
   ]
   hosts.log_once("\n".join([*lines, *(_lines("rows by their pieces:", [f"{pieces}"]) if dimension else [])]))
   read_as = dict(wanted)
@@ -193,7 +198,14 @@ def warm_start(
     shape, rows_there = list(ours[path]), there[transfer_plan.taken[path]][axis]
     shape[axis] *= -(-rows_there // shape[axis])
     read_as[path] = wanted[path].update(shape=tuple(shape))
+  picked = [path for path, name in transfer_plan.taken.items() if layers and theirs[name] != all_layers[name]]
+  for path in picked:  # likewise all layers
+    shape = list(ours[path])
+    shape[0] *= -(-all_layers[transfer_plan.taken[path]][0] // shape[0])
+    read_as[path] = wanted[path].update(shape=tuple(shape))
   read = pretrained.read(source, {path: (name, read_as[path]) for path, name in transfer_plan.taken.items()})
+  if picked:
+    read |= _picked({path: read[path] for path in picked}, wanted, layers)
   params = unflatten({places[path]: x for path, x in read.items()})
   names = {places[path]: name for path, name in transfer_plan.taken.items()}
   shared = {places[path]: shared for path, shared in transfer_plan.shared.items()}
@@ -201,6 +213,41 @@ def warm_start(
   unused = lambda path: source.model.position_offset if path.endswith("/positions") else 0
   tiled = {places[path]: unused(path) for path in transfer_plan.shared if matches(repeated, path)}
   return Taken(params, shared, source, names, pieces, by_piece, tiled)
+
+
+def _picked(read: Mapping[str, jax.Array], wanted: Mapping[str, Any], layers: tuple[int, ...]) -> dict[str, jax.Array]:
+  """Selects layers of stacked parameters; the initialization can reuse arrays of the model's shapes only."""
+  select = lambda arrays: {path: jnp.take(x, jnp.asarray(layers), axis=0) for path, x in arrays.items()}
+  return jax.jit(select, out_shardings={path: wanted[path].sharding for path in read})(dict(read))
+
+
+def _layers_text(layers: tuple[int, ...], shapes: Mapping[str, Shape]) -> str:
+  """Returns the selected layers of the checkpoint, and their number in each stack."""
+  numbers = {path.split("/")[0]: shape[0] for path, shape in shapes.items() if stack_of(path)}
+  of = " and ".join(f"{number} of the {side}" for side, number in numbers.items())
+  return f"{', '.join(map(str, layers))} of the checkpoint's, which are {of}, counted from 0"
+
+
+def _of_layers(source: pretrained.Source, theirs: Mapping[str, Shape], layers: tuple[int, ...]) -> dict[str, Shape]:
+  """Returns the checkpoint's shapes with a selection of its layers.
+
+  Raises:
+    UserError: the layers share parameters or alternate, or the checkpoint has fewer layers.
+  """
+  where = f"config.init.layers={','.join(map(str, layers))}"
+  stacked = {path: shape for path, shape in theirs.items() if stack_of(path)}
+  if not stacked or any(stack_of(path).count("layers") > 1 for path in stacked):
+    raise UserError(
+      f"{where}: {source.path} has layers that share their parameters or are of several kinds, so single layers cannot "
+      "be selected. Leave out config.init.layers."
+    )
+  for path, shape in stacked.items():
+    if shape[0] <= max(layers):
+      raise UserError(
+        f"{where}: the {path.split('/')[0]} of {source.path} has {shape[0]} layers, 0 to {shape[0] - 1}. Give layers "
+        "that exist."
+      )
+  return {path: (len(layers), *shape[1:]) if path in stacked else shape for path, shape in theirs.items()}
 
 
 def _head(path: str) -> str:
@@ -411,6 +458,9 @@ def _other_shape(
     len(ours[path]) == len(theirs[name]) and sum(a != b for a, b in zip(ours[path], theirs[name], strict=True)) == 1
   )
   message = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
+  shape = ". To train a model of the checkpoint's shape, give config.init.use_model_config=True" if whole_model else ""
+  is_other_model = len(dimensions(wrong, None)) < len(wrong)  # more than the vocabulary's rows differ
+  message += shape if is_other_model else ""
   if matches(rows, path):
     message += ". config.init.resize allows a difference in one dimension only"
   elif differs_once:
@@ -418,9 +468,7 @@ def _other_shape(
     if whole_model and dimensions([path], None):
       message += ". To map rows by their tokens, give config.init.transfer_vocab=True"
   message += f". To start with fresh values, give config.init.reinit={','.join(_cover(wrong, matching))}"
-  if whole_model:
-    message += ". To train a model of the checkpoint's shape, give config.init.use_model_config=True"
-  return f"{message}."
+  return f"{message}{'' if is_other_model else shape}."
 
 
 def _more(paths: Sequence[str]) -> str:
@@ -496,8 +544,11 @@ def _report(
     for prefix in _cover(fresh, transfer_plan.taken)
   }
   begun = ({"new rows": new_rows} if new_rows else {}) | begun
+  label, names = f"taken: {amounts.compact_count(number)} parameters in", taken
+  if len(renamed) == 1 and not same and next(iter(renamed))[1] == ".":  # the whole checkpoint is a part of the model
+    label, names = f"taken: {amounts.compact_count(number)} parameters as", [next(iter(renamed))[0]]
   lines = {
-    f"taken: {amounts.compact_count(number)} parameters in": taken,
+    label: names,
     "resized:": resized,
     f"fresh: {amounts.compact_count(sizes[0])} in": [f"{x} ({amounts.compact_count(n)})" for x, n in begun.items()],
   }

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 import contextlib
-import fcntl
 import os
 
 from etils import epath
@@ -10,7 +9,7 @@ import jax
 
 from t2t import UserError
 from t2t.runtime import exit_codes, preemption
-from t2t.storage import gcs, lease
+from t2t.storage import gcs
 
 NAME = ".lock"
 
@@ -41,15 +40,19 @@ class Workdir:
 
 
 @contextlib.contextmanager
-def held(workdir: epath.Path) -> Iterator[Workdir]:
-  """Locks `workdir` for this run; on a disk the lock ends with the process.
+def held(workdir: epath.Path, *, option: str = "--workdir") -> Iterator[Workdir]:
+  """Locks `workdir`, the value of `option`, for this run; on a disk the lock ends with the process.
 
   Raises:
     UserError: another run writes there, or the folder is not writable.
   """
+  kind = "workdir" if option == "--workdir" else "folder"
+  remedy = f"Give another {kind}."
   if gcs.is_remote(workdir):
     if jax.process_index() == 0:
-      lost = lambda why: preemption.end(f"--workdir {why}", exit_codes.REFUSED)
+      from t2t.storage import lease
+
+      lost = lambda why: preemption.end(f"{option} {why}", exit_codes.REFUSED)
       with lease.held(workdir / NAME, on_lost=lost) as held_lease, preemption.last_words(held_lease.release):
         yield Workdir(workdir, None)
       return
@@ -58,31 +61,35 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise UserError(f"--workdir {workdir} cannot be created ({error.strerror}). Give another workdir.") from error
+    raise UserError(f"{option} {workdir} cannot be created ({error.strerror}). {remedy}") from error
   if jax.process_index() != 0 or "://" in str(workdir):
     yield Workdir(workdir, None)
     return
   with contextlib.ExitStack() as stack:
     try:
-      folder = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY)
-      stack.callback(os.close, folder)
+      folder = None
+      if hasattr(os, "O_DIRECTORY"):  # Windows neither opens folders nor moves those with an open file
+        folder = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, folder)
       file = stack.enter_context(open(workdir / NAME, "a+"))
     except OSError as error:
-      raise UserError(f"--workdir {workdir} cannot be written ({error.strerror}). Give another workdir.") from error
+      raise UserError(f"{option} {workdir} cannot be written ({error.strerror}). {remedy}") from error
+    from t2t.runtime import file_lock
+
     try:
-      # Lock the folder as well, because the lock file may be deleted.
-      _lock(file.fileno())
-      with contextlib.suppress(_Unknown):  # some network file systems lock only files
-        _lock(folder)
-    except BlockingIOError:
+      is_free = file_lock.lock(file)
+    except OSError as error:
+      raise UserError(f"{option} {workdir}: its file system has no locks ({error.strerror}). {remedy}") from None
+    # Lock the folder as well, because the lock file may be deleted; some network file systems lock only files.
+    with contextlib.suppress(OSError):
+      is_free = is_free and (folder is None or file_lock.lock(folder))
+    if not is_free:
       file.seek(0)
       owner = file.read().strip() or "unknown"
       raise UserError(
-        f"--workdir {workdir}: another run (process {owner}) is writing there. Wait for that run, stop it, or give "
-        "another workdir."
-      ) from None
-    except _Unknown as error:
-      raise UserError(f"--workdir {workdir}: its file system has no locks ({error}). Give another workdir.") from None
+        f"{option} {workdir}: another run (process {owner}) is writing there. Wait for that run, stop it, or give "
+        f"another {kind}."
+      )
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
@@ -96,25 +103,13 @@ def is_held(workdir: epath.Path) -> bool:
     OSError: the bucket does not answer.
   """
   if gcs.is_remote(workdir):
+    from t2t.storage import lease
+
     return lease.is_held(workdir / NAME)
+  from t2t.runtime import file_lock
+
   try:
     with open(workdir / NAME) as file:  # shared and released at once, so that a check never blocks a run
-      fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return True
+      return not file_lock.lock(file, shared=True)
   except OSError:
-    pass
-  return False
-
-
-class _Unknown(Exception):
-  """The file system does not support this lock."""
-
-
-def _lock(descriptor: int) -> None:
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    raise
-  except OSError as error:
-    raise _Unknown(error.strerror) from error
+    return False

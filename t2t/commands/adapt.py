@@ -69,7 +69,7 @@ def _merge(options: argparse.Namespace) -> None:
   ) as advance:
     merge_adapters.save(source, foreign, options.output, advance=advance)
   names = ", ".join(f"config.{name}" for name in source.adapters)
-  print(f"{options.output}  {names} of {source.path}, merged: a model without an adapter")
+  print(f"{options.output}  {names} of {source.name}, merged: a model without an adapter")
   for note in foreign.notes:
     print(f"  {note}")
   print(f"  try: t2t convert --from t2t {shlex.quote(options.output)} --to hf FOLDER")

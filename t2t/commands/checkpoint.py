@@ -255,7 +255,7 @@ def _diff(options: argparse.Namespace) -> int:
   for _, difference in inspect.parameters(left, right):
     same += difference is None
     differences += [] if difference is None else [difference]
-  console.print(f"A {left}\nB {right}", soft_wrap=True)
+  console.print(gcs.with_origins(f"A {left}\nB {right}"), soft_wrap=True)
   if differences:
     # Parameters of only one side come first, then the most different ones.
     most = lambda entry: -math.inf if entry.largest is None or math.isnan(entry.largest) else -entry.largest

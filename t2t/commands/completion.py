@@ -7,7 +7,7 @@ import io
 import re
 
 from t2t import __main__ as command
-from t2t.commands.options import keys_by_section
+from t2t.commands.keys_help import keys_by_section
 from t2t.configuration.loading import config_names
 from t2t.runtime import versions
 

@@ -14,13 +14,14 @@ import jax
 
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import adapter_export, pretrained, restore, tensor_writer, verify
-from t2t.commands import gin_files
+from t2t.commands import config_of_run, gin_files
 from t2t.convert import (
   atomic_output,
   gin,
   hf_config,
   hf_heads,
   huggingface,
+  int8,
   lazy_tensors,
   peft,
   peft_config,
@@ -36,6 +37,7 @@ KINDS = {
   "peft": "an adapter of PEFT",
   "t5x": "a checkpoint of T5X",
   "t2t": "a checkpoint of t2t",
+  "int8": "a folder of int8 tensors",
 }
 _UNITS = {"": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _SHARD = "5GB"  # the default of transformers
@@ -49,6 +51,7 @@ class ConversionJob:
   dtype, max_shard_bytes: only for a Hugging Face folder.
   head: to hf, the head to export; from hf, the name of the imported head.
   base: base model of an imported adapter; "": the one that its folder names.
+  weights: of a t2t checkpoint, see `pretrained.Source`.
   """
 
   source: str
@@ -61,6 +64,7 @@ class ConversionJob:
   max_shard_bytes: int
   head: str = ""
   base: str = ""
+  weights: str = ""
 
 
 # ---- Converting ------------------------------------------------------------------------------------------------------
@@ -77,7 +81,10 @@ def run(job: ConversionJob) -> None:
     return
 
   # ---- Source --------------------------------------------------------------------------------------------------------
-  foreign = {"hf": huggingface, "t5x": t5x, "t2t": tensor_writer}[job.kind].open_foreign(job.source)
+  if job.kind == "t2t":
+    foreign = tensor_writer.open_foreign(job.source, weights=job.weights)
+  else:
+    foreign = {"hf": huggingface, "t5x": t5x, "int8": int8}[job.kind].open_foreign(job.source)
   lazy_tensors.check(foreign)
   if job.vocabulary:
     foreign = vocab_override.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
@@ -87,11 +94,14 @@ def run(job: ConversionJob) -> None:
 
   # ---- Result --------------------------------------------------------------------------------------------------------
   out = gcs.absolute(job.out)
-  if job.target == "t2t":
+  if job.target in ("t2t", "int8"):
     with atomic_output.progress(
       sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)
     ) as advance:
-      tensor_writer.save(foreign, out, advance=advance)
+      if job.target == "int8":
+        notes += int8.save(foreign, out, advance=advance)
+      else:
+        tensor_writer.save(foreign, out, advance=advance)
   else:
     options = {"dtype": job.dtype, "head": job.head, "max_shard_bytes": job.max_shard_bytes}
     target = hf_config.written_as(foreign.model, str(foreign.path), head=job.head)
@@ -131,7 +141,7 @@ def _take_adapter(job: ConversionJob) -> None:
 
 def _give_adapter(job: ConversionJob) -> None:
   """Converts a t2t run that trained an adapter to a PEFT folder."""
-  source = pretrained.read_source(job.source, where="")
+  source = pretrained.read_source(job.source, where="", weights=job.weights)
   (trained, below), base = adapter_export.trained(source), adapter_export.base_folder(source)
   number = sum(len(tensor.parts) for tensor in trained.values())  # PEFT stores each layer separately
   with atomic_output.progress(sum(tensor.nbytes for tensor in trained.values()), number) as advance:
@@ -141,7 +151,7 @@ def _give_adapter(job: ConversionJob) -> None:
       trained,
       below,
       gcs.absolute(job.out),
-      where=str(source.path),
+      where=source.name,
       base=base,
       head=job.head,
       advance=advance,
@@ -168,10 +178,11 @@ def _report(foreign: lazy_tensors.Foreign, job: ConversionJob, notes: list[str])
     for name in ("embed_dim", "num_heads")
   )
   written = sum((folder / name).stat().length for folder, _, names in out.walk() for name in names)
-  yield f"from          {foreign.path}, {KINDS[job.kind]}"
+  dtype = {"t2t": "float32", "int8": "int8 with scales, vectors float32"}.get(job.target, job.dtype)
+  yield f"from          {gcs.origin(str(foreign.path))}, {KINDS[job.kind]}"
   yield f"to            {out}, {KINDS[job.target]}"
   yield f"architecture  {model.architecture}, {layers} layers of width {widths}, {heads} heads"
-  yield f"parameters    {parameters:,}, {'float32' if job.target == 't2t' else job.dtype}"
+  yield f"parameters    {parameters:,}, {dtype}"
   yield f"size          {amounts.nbytes(written)}"
   for note in notes:
     # Keep paths and options whole, so that they can be copied.
@@ -199,11 +210,16 @@ def _commands(foreign: lazy_tensors.Foreign, job: ConversionJob) -> Iterator[str
     yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
   # A detector has no token probabilities either.
   if knows_tokens and not any(head.kind == "detector" for head in foreign.model.heads):
-    yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
+    yield f"t2t eval --checkpoint {out} --config {_config_name(job)} --workdir WORKDIR{words}"
   if foreign.model.kind.is_generative and knows_tokens:
     yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"
   else:
     yield f"t2t train --config CONFIG --config.init.checkpoint={out} --workdir WORKDIR{words}"
+
+
+def _config_name(job: ConversionJob) -> str:
+  """Returns the config that evaluates the result: that of the converted run, or superglue for other formats."""
+  return config_of_run.quoted_name(job.source) if job.kind == "t2t" else "superglue"
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------
@@ -230,11 +246,14 @@ def _parser() -> argparse.ArgumentParser:
     "         (IA)3, prompt tuning, prefix tuning. An import becomes a run that\n"
     "         refers to its base\n"
     "  t5x    a T5: a folder of arrays, or the older single file; import only\n"
+    "  int8   int8.safetensors, matrices as int8 with scales, and t2t.json; t2t reads\n"
+    "         it like a checkpoint (docs/compression.md)\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"
     "examples:\n"
     "  t2t convert --from hf flan-t5-base --to t2t runs/flan_t5_base\n"
     "  t2t convert --from t2t runs/tiny --to hf exported --dtype bfloat16\n"
     "  t2t convert --from t2t runs/lora --to peft exported\n"
+    "  t2t convert --from t2t runs/q8bert --to int8 exported\n"
     "  t2t convert --from peft adapter --base flan-t5-base --to t2t runs/adapter\n"
     "  t2t convert --from t5x t5_1_1_base/checkpoint_1000000 --to t2t runs/t5_base \\\n"
     "    --vocabulary spiece.model\n"
@@ -244,13 +263,13 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument("paths", nargs="*", metavar="PATH OUT", help="the checkpoint, and a folder to create")
   add = parser.add_argument
-  add("--from", dest="kind", default="", metavar="KIND", help="hf, peft, t5x or t2t; default: detected")
+  add("--from", dest="kind", default="", metavar="KIND", help="hf, peft, t5x, int8 or t2t; default: detected")
   add(
     "--to",
     dest="target",
     default="",
     metavar="KIND",
-    help="t2t, hf or peft; default: t2t, or hf for a t2t checkpoint",
+    help="t2t, hf, peft or int8; default: t2t, or hf for a t2t checkpoint",
   )
   add("--gin", default="", metavar="FILE", help="alias of --gin_file: prints the equivalent config")
   words = parser.add_argument_group("vocabulary")
@@ -272,6 +291,13 @@ def _parser() -> argparse.ArgumentParser:
     default="",
     metavar="NAME",
     help="from hf: name of the imported head, that of its task; to hf: the head to export, or vocabulary",
+  )
+  parser.add_argument(
+    "--weights",
+    choices=restore.WEIGHTS,
+    default="",
+    help="from t2t: "
+    "average, or trained, the parameters of the last step; default: average for a run with config.eval.average",
   )
   parser.add_argument(
     "--base",
@@ -346,7 +372,9 @@ def _job(options: argparse.Namespace) -> ConversionJob:
   if len(options.paths) < 2:
     missing = "the output folder is" if options.paths else "the checkpoint and the output folder are"
     raise UserError(f"{missing} missing. Run `t2t convert PATH OUT`; see `t2t convert --help`.")
-  source, out = options.paths
+  source, out = gcs.fetched(options.paths[0], where=""), options.paths[1]
+  if out.startswith("hf://"):
+    raise UserError(f"{out}: `t2t convert` writes folders. Run `t2t push {options.paths[0]} {out}` to upload a model.")
   gcs.check(out, where="")
   if options.target == "t5x":
     raise UserError("--to t5x: t2t cannot write T5X checkpoints. Give --to hf, peft or t2t.")
@@ -366,8 +394,12 @@ def _job(options: argparse.Namespace) -> ConversionJob:
     )
   if target == "peft" and kind != "t2t":
     raise UserError(f"--to peft: {source} is {KINDS[kind]}, not a t2t run that trained an adapter. Give such a run.")
+  if options.weights and kind != "t2t":
+    raise UserError(f"--weights {options.weights} applies only to a t2t checkpoint. Leave out --weights.")
   if options.base and kind != "peft":
     raise UserError(f"--base {options.base} applies only to --from peft. Leave out --base.")
+  if target == "int8" and kind == "int8":
+    raise UserError(f"--to int8: {source} is such a folder already. Copy it, or give --to t2t.")
   if target != "hf":
     for name in ("dtype", "max_shard_size"):
       if getattr(options, name):
@@ -384,6 +416,7 @@ def _job(options: argparse.Namespace) -> ConversionJob:
     dtype=options.dtype or "float32",
     head=options.head,
     base=options.base,
+    weights=options.weights,
     max_shard_bytes=_shard_bytes(options.max_shard_size or _SHARD),
   )
 
@@ -407,7 +440,9 @@ def main(argv: list[str]) -> None:
         f"--gin_file {options.gin_file[0]} prints a config and converts no checkpoint. Leave out PATH, OUT, "
         "--from and --to."
       )
-    gin.main(gin_files.read(options, typed))
+    from t2t.commands import gin_conversion
+
+    gin.main(gin_conversion.read(options, typed))
     return
   if typed:
     raise UserError(f"{typed[0]} sets a name of a gin file, but --gin_file is missing. Add --gin_file FILE.")

@@ -2,14 +2,14 @@
 
 import argparse
 from collections.abc import Sequence
-import json
-from typing import Any
 
 from absl import logging
 from etils import epath
 import jax
 
 from t2t import UserError
+from t2t.checkpoints import workdir_lock
+from t2t.commands import saved_settings
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.configs import default
 from t2t.configuration.loading import flat, records
@@ -17,7 +17,8 @@ from t2t.configuration.schema import Config
 from t2t.reports import learning_curve
 from t2t.reports.learning_curve import Cell
 from t2t.runtime import hosts
-from t2t.storage import gcs, logs
+from t2t.storage import gcs
+from t2t.training.callbacks.one_of_many import OneOfMany
 from t2t.training.train import train
 
 SETTINGS = "curve.json"
@@ -60,30 +61,29 @@ def run(
   """
   folder = gcs.absolute(workdir)
   _check_available(config, max(sizes))
-  is_first = jax.process_index() == 0
-  if is_first:
-    folder.mkdir(parents=True, exist_ok=True)
-  _check_settings(config, folder, metric=metric, best=best)
-  finished = {(cell.examples, cell.seed): cell for cell in learning_curve.read(folder / learning_curve.ROWS)}
-  wanted = [(examples, seed) for examples in sizes for seed in seeds]
-  for number, (examples, seed) in enumerate(wanted, start=1):
-    which = f"run {number} of {len(wanted)}: {examples:,} examples, seed {seed}"
-    if cell := finished.get((examples, seed)):
-      hosts.log_once(f"curve: {which}: finished, {cell.metric} {cell.score:.4g}")
-      continue
-    hosts.log_once(f"curve: {which}")
-    of_run = folder / f"examples-{examples}" / f"seed-{seed}"
-    train(cell_config(config, examples, seed), str(of_run))
-    cell = learning_curve.of_run(of_run, examples, seed, metric=metric, best=best)
-    finished[examples, seed] = cell
-    hosts.log_once(f"curve: {which}: {cell.metric} {cell.score:.4g} at step {cell.step:,}")
-    if is_first:
+  with workdir_lock.held(folder):  # another curve would replace the rows of this one
+    settings = {key: value for key, value in flat(config.to_dict()).items() if key not in _OF_CELLS}
+    saved_settings.check(folder / SETTINGS, settings, {"metric": metric, "best": best}, kind="curve")
+    finished = {(cell.examples, cell.seed): cell for cell in learning_curve.read(folder / learning_curve.ROWS)}
+    wanted = [(examples, seed) for examples in sizes for seed in seeds]
+    for number, (examples, seed) in enumerate(wanted, start=1):
+      which = f"run {number} of {len(wanted)}: {examples:,} examples, seed {seed}"
+      if cell := finished.get((examples, seed)):
+        hosts.log_once(f"curve: {which}: finished, {cell.metric} {cell.score:.4g}")
+        continue
+      hosts.log_once(f"curve: {which}")
+      of_run = folder / f"examples-{examples}" / f"seed-{seed}"
+      train(cell_config(config, examples, seed), str(of_run), callbacks=[OneOfMany()])
+      cell = learning_curve.of_run(of_run, examples, seed, metric=metric, best=best)
+      finished[examples, seed] = cell
+      hosts.log_once(f"curve: {which}: {cell.metric} {cell.score:.4g} at step {cell.step:,}")
+      if jax.process_index() == 0:
+        _publish(folder, list(finished.values()))
+        # The row is written, so that the run is not needed again.
+        if not keep_checkpoints and (of_run / "checkpoints").exists():
+          (of_run / "checkpoints").rmtree()
+    if jax.process_index() == 0:
       _publish(folder, list(finished.values()))
-      # The row is written, so that the run is not needed again.
-      if not keep_checkpoints and (of_run / "checkpoints").exists():
-        (of_run / "checkpoints").rmtree()
-  if is_first:
-    _publish(folder, list(finished.values()))
   return [finished[pair] for pair in wanted]
 
 
@@ -100,25 +100,6 @@ def _check_available(config: Config, most: int) -> None:
   for task in task_resolution.tasks_of(pipeline.load_task(resolved.data)):
     if resolved.data.train_split in task.splits:
       task.num_input_examples(resolved.data.train_split)  # draws the examples
-
-
-def _check_settings(config: Config, folder: epath.Path, **options: Any) -> None:
-  """Refuses a folder with a curve of other settings; saves the settings of a new curve."""
-  settings = {key: x for key, x in flat(config.to_dict()).items() if key not in _OF_CELLS}
-  settings = json.loads(json.dumps(settings | {f"--{name}": x for name, x in options.items()}, default=str))
-  path = folder / SETTINGS
-  if not path.exists():
-    if jax.process_index() == 0:
-      logs.write(path, json.dumps(settings, indent=1).encode())
-    return
-  saved = json.loads(path.read_text())
-  for key in sorted(settings.keys() | saved.keys()):
-    if settings.get(key) != saved.get(key):
-      named = key if key.startswith("--") else f"config.{key}"
-      raise UserError(
-        f"{named}={settings.get(key)}: the curve in {folder} was made with {saved.get(key)}. Give the earlier value, "
-        "or another --workdir."
-      )
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -190,4 +171,4 @@ def main(argv: list[str]) -> None:
   )
   if jax.process_index() == 0:
     print("\n".join(learning_curve.table(cells)))
-    print(gcs.absolute(options.workdir) / learning_curve.PICTURE)
+    print(f"picture        {gcs.absolute(options.workdir) / learning_curve.PICTURE}")

@@ -2,20 +2,21 @@
 
 import argparse
 from collections.abc import Sequence
-import contextlib
 import itertools
 import json
 
 from absl import logging
 from ml_collections import ConfigDict
 
+from t2t.checkpoints import restore
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, registry
 from t2t.evaluation import evaluate
-from t2t.storage import gcs
+from t2t.runtime import numeric
+from t2t.storage import gcs, outage
 
 
 def _is_of_table(argv: list[str]) -> bool:
@@ -25,11 +26,15 @@ def _is_of_table(argv: list[str]) -> bool:
   path = options.parse_known_args(argv)[0].checkpoint
   if not path:
     return False
-  root = gcs.absolute(path)
+  # A bucket is checked later, with the other options; one that does not exist has no config.json.
+  root = gcs.absolute(path if path.startswith("gs://") else gcs.fetched(path, where="--checkpoint "))
   for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-      saved = json.loads((folder / "config.json").read_text())
+    try:
+      saved = json.loads(gcs.read(folder / "config.json"))
       return bool(saved.get(DataConfig.EXPORTED_TABLE) or saved["data"].get("table"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+      if outage.reason(error):
+        raise outage.Away(f"--checkpoint {path} cannot be read ({error}). Run the same command again.") from error
   return False
 
 
@@ -63,14 +68,32 @@ def main(argv: list[str]) -> None:
   parser.add_argument(
     "--shots", type=int, help="solved training examples before each input; sets config.eval.num_shots"
   )
+  parser.add_argument(
+    "--exit_entropy", type=numeric.number(0.0), metavar="E", help="early exit by entropy; sets config.eval.exit_entropy"
+  )
+  parser.add_argument(
+    "--exit_patience",
+    type=numeric.integer(1),
+    metavar="N",
+    help="early exit by patience; sets config.eval.exit_patience",
+  )
+  parser.add_argument(
+    "--weights",
+    choices=restore.WEIGHTS,
+    default="",
+    help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average",
+  )
   gin_files.add_options(parser, "eval")
   options, config, source = parse_with_checkpoint(parser, argv)
-  if options.shots is not None:
-    config.eval.num_shots = options.shots
+  for option, key in (("shots", "num_shots"), ("exit_entropy", "exit_entropy"), ("exit_patience", "exit_patience")):
+    if getattr(options, option) is not None:
+      config.eval[key] = getattr(options, option)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.gin is not None:
+    from t2t.commands import gin_conversion
+
     gin_files.tell(options.gin)
-    source = gin_files.check(options.gin, source)
+    source = gin_conversion.check(options.gin, source)
     if options.gin.of_split:
       _adopt_longest(config, source.model.architecture, typed=argv)
   if config.eval.method == "loss":

@@ -110,14 +110,14 @@ def _lines(
   source_read = run_sources.of(information.config.data)
   of = f"{source_read.name}, {information.config.data.train_split}" if source_read.name else source_read.title
   mean, largest = _sizes(information.diagonal)
-  yield f"{out}: Fisher information of {source.path}, from {information.examples:,} examples of {of}"
+  yield f"{out}: Fisher information of {source.name}, from {information.examples:,} examples of {of}"
   if packed:
     yield "  one example per row: the run packed several (config.data.pack), and this computation does not"
   yield f"  mean {mean:.3g}, largest {largest:.3g}"
   if not largest > 0:
     yield "  every gradient of these examples is 0, so EWC has no effect; use a checkpoint with a larger loss"
     return
-  options = f"--config.init.checkpoint={source.path} --config.optimizer.fisher={out}"
+  options = f"--config.init.checkpoint={source.name} --config.optimizer.fisher={out}"
   strength = anchor(mean)
   yield (
     f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.param_groups='.: anchor={strength:g}'"

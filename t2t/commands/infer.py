@@ -15,7 +15,7 @@ from absl import logging
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import inspect, multi_adapter, pretrained, select_task
+from t2t.checkpoints import inspect, multi_adapter, pretrained, restore, select_task
 from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.configuration import foreign_names
@@ -26,33 +26,33 @@ from t2t.inference import (
   batch_inference,
   classification,
   decoding,
-  fill_mask,
   jsonl_io,
   option_scores,
   predictor,
   prompt_builder,
-  prompted,
   ranking,
   table_inputs,
-  table_output,
   text_generation,
   token_classify,
 )
 from t2t.models.config import DECODERS
-from t2t.runtime import hosts, memory, numeric
+from t2t.runtime import hosts, lazy_table, memory, numeric
 from t2t.serving import engine, model_service, routes, text_predictor
 
-if TYPE_CHECKING:  # imports TensorFlow
+if TYPE_CHECKING:
   from t2t.data.templates import Template
+  from t2t.models.config import HeadConfig
 
 _MAX_LENGTH, _TOP = 64, 10
-_OF_FILES = ("input", "output", "field", "strict", "template")  # options that do not apply to --server
+# Options that do not apply to --server.
+_OF_FILES = ("input", "output", "field", "strict", "template", "min_confidence", "per_class")
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t infer",
-    usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server",
+    usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server\n"
+    "       t2t infer --logits all --help  (a teacher's logits, for a student)",
     description="Writes the prediction for each line of a file, one JSON object per line, in the\n"
     'same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
     "The same command again resumes where it stopped.\n\n"
@@ -103,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     "    --template gpt3_superglue:super_glue_boolq.gpt3 \\\n"
     "    --input questions.jsonl --output out.jsonl\n"
     "  t2t infer --checkpoint runs/reviews --input new.csv --output predicted.csv\n"
+    "  t2t infer --checkpoint runs/reviews --input new.csv \\\n"
+    "    --min_confidence 0.9 --output labelled.jsonl\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server\n"
@@ -116,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     "--checkpoint",
     default="",
     metavar="C",
-    help="a workdir that t2t trained in, one of its checkpoints, or a folder of Hugging Face or T5X",
+    help="a workdir that t2t trained in, one of its checkpoints, a folder of Hugging Face or T5X, or hf://ORG/NAME",
   )
   files = parser.add_argument_group("lines")
   add = files.add_argument
@@ -141,6 +143,19 @@ def _parser() -> argparse.ArgumentParser:
     "training",
   )
   add("--strict", action="store_true", help="raise an error for empty or too long lines instead of marking them")
+  add(
+    "--min_confidence",
+    type=numeric.number(0.0, 1.0),
+    metavar="P",
+    help="write a training file of the lines whose class has at least this probability, with the class as label, for "
+    "--config.data.files of the next run",
+  )
+  add(
+    "--per_class",
+    default="",
+    metavar="N|equal",
+    help="with --min_confidence: most lines of a class, the most confident; equal: as many as of the rarest class",
+  )
   written = parser.add_argument_group("writing")
   add = written.add_argument
   add(
@@ -166,8 +181,22 @@ def _parser() -> argparse.ArgumentParser:
   add(
     "--decoder",
     choices=tuple(DECODERS),
-    help="speculative: greedy decoding in fewer steps, for a model with config.model.future_tokens; default: the "
-    "checkpoint's",
+    help="speculative: greedy decoding in fewer steps, for a model with config.model.future_tokens; unmask: for a "
+    "model of masked diffusion; default: the checkpoint's",
+  )
+  add("--steps", type=int, metavar="N", help="unmask: number of calls of the model; default: one for each token")
+  add(
+    "--remasking",
+    choices=decoding.REMASKING,
+    default="",
+    help="unmask: predictions that a step keeps: the likeliest, those farthest from the second, or random ones; "
+    "default: confidence",
+  )
+  add(
+    "--block_length",
+    type=int,
+    metavar="B",
+    help="unmask: fill blocks of B tokens from left to right; default: all tokens at once",
   )
   add("--temperature", type=numeric.number(), metavar="T", help="sample tokens; values below 1 favor likely tokens")
   add(
@@ -188,6 +217,21 @@ def _parser() -> argparse.ArgumentParser:
     choices=("yes", "no"),
     default="",
     help="whether a question may have no answer in its context; default: as the head was trained",
+  )
+  add(
+    "--exit_entropy",
+    type=numeric.number(0.0),
+    default=0.0,
+    metavar="E",
+    help="for a model with config.model.exits: a line leaves after the first layer whose classes have a lower entropy, "
+    "in nats (DeeBERT); the row has the number of layers",
+  )
+  add(
+    "--exit_patience",
+    type=numeric.integer(1),
+    default=0,
+    metavar="N",
+    help="a line leaves after N layers in a row that agree with the one before (PABEE)",
   )
   add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
   add(
@@ -225,6 +269,12 @@ def _parser() -> argparse.ArgumentParser:
     default=0,
     metavar="N",
     help="largest number of tokens per input; default: as in training",
+  )
+  add(
+    "--weights",
+    choices=restore.WEIGHTS,
+    default="",
+    help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average",
   )
   add("--task_modules", default="", metavar="M", help="your modules or .py files that register its tasks")
   add(
@@ -271,6 +321,9 @@ def main(argv: list[str]) -> None:
   Raises:
     UserError: see `batch_inference.run` and the inference method of the model.
   """
+  if any(argument.partition("=")[0] == "--logits" for argument in argv):
+    lazy_table.load("t2t.commands.infer_logits:main")(argv)  # offline distillation
+    return
   options, gin_config = _options(argv)
   of_tasks = gin_config is not None and not options.input and not options.server  # the inputs come from a mixture
   needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
@@ -289,8 +342,15 @@ def main(argv: list[str]) -> None:
       "--server to read files."
     )
   if options.server and not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-    raise UserError('t2t infer --server needs Starlette and uvicorn. Run: pip install "t2t-jax[serve]"')
+    from t2t.runtime import versions
+
+    raise UserError(f"t2t infer --server needs Starlette and uvicorn. Run: {versions.install_command('serve')}")
   jsonl_io.check_local(options.output)
+  labelled = None
+  if options.per_class or options.min_confidence is not None:
+    from t2t.inference import self_training  # few runs label lines
+
+    labelled = self_training.TrainingFile(options.output, options.input, options.min_confidence, options.per_class)
   decode = text_generation.decode_config(
     max_length=options.max_length,
     min_length=options.min_length,
@@ -299,6 +359,9 @@ def main(argv: list[str]) -> None:
     temperature=options.temperature,
     top_p=options.top_p,
     top_k=options.top_k,
+    steps=options.steps,
+    remasking=options.remasking,
+    block_length=options.block_length,
   )
   if options.server:
     memory.keep_freed_memory()  # the server is a single process
@@ -306,10 +369,13 @@ def main(argv: list[str]) -> None:
     hosts.start(options, default.get_config().train)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   gin_files.tell(gin_config)
-  source = pretrained.read_source(options.checkpoint)
+  source = pretrained.read_source(options.checkpoint, weights=options.weights)
   if note := inspect.better(options.checkpoint, source.path, source.run):
     print(note, file=sys.stderr)
-  source = source if gin_config is None else gin_files.check(gin_config, source)
+  if gin_config is not None:
+    from t2t.commands import gin_conversion
+
+    source = gin_conversion.check(gin_config, source)
   if options.decoder:
     source = dataclasses.replace(source, model=dataclasses.replace(source.model, decoder=options.decoder))
   if options.task:
@@ -329,23 +395,30 @@ def main(argv: list[str]) -> None:
     )
   make_way = _chosen_way(options, source, adapters, decode)
   if options.input and not options.task and (names := prompt_builder.tasks_with_prefixes(source)):
-    note = f"{source.path} was trained on {', '.join(names)}; --task NAME adds the prefix of one task to each input"
+    note = f"{source.name} was trained on {', '.join(names)}; --task NAME adds the prefix of one task to each input"
     print(note, file=sys.stderr)
   mesh = batch_inference.make_mesh(options.tensor)
   load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
   blank = "" if adapters or options.head or options.template else prompt_builder.blank(source)
   for input_path, output_path in _files(options, gin_config if of_tasks else None, source):
-    as_table = jsonl_io.is_table(output_path)
-    if as_table:
-      table_output.check(output_path, input_path)
-    rows_path = table_output.rows_path(output_path) if as_table else output_path
+    as_table, rows_path = jsonl_io.is_table(output_path), output_path
+    if as_table or labelled:
+      from t2t.inference import table_output  # few runs write tables
+
+      rows_path = table_output.rows_path(output_path)
+      if as_table:
+        table_output.check(output_path, input_path)
     job = batch_inference.InferenceJob(
       input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank
     )
     way = make_way(mesh)
+    if labelled:
+      labelled.check(way, table_inputs.spec_of(source))
     batch_inference.run(source, mesh, way, job, load=load)
+    read = functools.partial(jsonl_io.read, input_path, field=options.field, form=way.form)
+    if labelled and jax.process_index() == 0:
+      print("\n".join(labelled.write(read)))
     if as_table and jax.process_index() == 0:
-      read = functools.partial(jsonl_io.read, input_path, field=options.field, form=way.form)
       table_output.write(output_path, read)
       print(f"{'table':<14} {output_path}")
 
@@ -412,7 +485,7 @@ def _asks(
   Raises:
     UserError: no method fits the model, or options of another method are given.
   """
-  where = f"{where}{source.path}" if where else f"--checkpoint {options.checkpoint}"
+  where = f"{where}{source.name}" if where else f"--checkpoint {options.checkpoint}"
   template = _template(options, source)
   # A model with both needs --head for its heads, because pre-training heads are rarely useful.
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
@@ -426,14 +499,26 @@ def _asks(
     raise UserError(
       f"{where} {reason} and generates no text. Leave out generation options, for example --max_length and --beam."
     )
+  if method == "write" and source.model.decoder != "unmask" and pretrained.is_diffusion(source):
+    raise UserError(
+      f"{where} was trained by masked diffusion, and does not write from left to right. Give --decoder unmask."
+    )
+  if source.model.decoder != "unmask" or method != "write":
+    for name in ("steps", "remasking", "block_length"):
+      if value := getattr(options, name):
+        raise UserError(
+          f"--{name} {value} applies only to --decoder unmask, for a model of masked diffusion. Leave out --{name}."
+        )
   if method != "fill" and options.top is not None:
     raise UserError(f"--top {options.top}: {where} {reason} and fills no blanks. Leave out --top.")
+  if method != "head":
+    _exits(options, source)
   if method != "head" and options.no_answer:
     raise UserError(
       f"--no_answer {options.no_answer} applies only to span heads, but {where} {reason}. Leave out --no_answer."
     )
   for name in ("normalize", "neutral_context"):
-    ranks = method != "head" and template is not None and (template.words or method == "fill")
+    ranks = method != "head" and template is not None
     if (value := getattr(options, name)) and not (ranks or method == "write" and _ranks(source, decode)):
       raise UserError(
         f"--{name} {value}: {where} ranks no labels, because it {reason}. Leave out --{name}, or give --template, or a "
@@ -462,43 +547,58 @@ def _way(
 def _template(options: argparse.Namespace, source: pretrained.Source) -> "Template | None":
   """Returns the template of the lines; lines of other files than text have that of the training."""
   has_fields = options.input and not options.input.endswith(".txt")
-  return prompted.choose(source, options.template) if options.template or has_fields else None
+  if not (options.template or has_fields):
+    return None
+  from t2t.inference import prompted  # few lines have fields
+
+  return prompted.choose(source, options.template)
 
 
 def _way_of_template(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig, template: "Template"
 ) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
   """Returns a function that builds the inference method of a template on a mesh."""
+  from t2t.inference import prompted
+
   asks = _asks(options, source, decode)
   if asks == "head":
     head = classification.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
     if head.kind != "cloze":
       raise UserError(
-        f"--template {options.template}: the head {head.name!r} of {source.path} was trained without a template. Leave "
+        f"--template {options.template}: the head {head.name!r} of {source.name} was trained without a template. Leave "
         "out --template."
       )
     longest = prompt_builder.longest_text(source, inputs_length=options.inputs_length)
     return functools.partial(
       prompted.Classified, source, template=template, head=head, longest=longest, batch_size=options.batch_size
     )
-  if asks == "write" and not template.words:
-    make_way = _way_of_text(options, source, decode)
-    return lambda mesh: prompted.Generated(make_way(mesh), template, source)
-  if decode != text_generation.decode_config(max_length=_MAX_LENGTH):
+  generates = asks == "write" and not template.words
+  if not generates and decode != text_generation.decode_config(max_length=_MAX_LENGTH):
     raise UserError(
       f"{template.where} has words, which are ranked without generation. Leave out generation options, for example "
       "--max_length and --beam."
     )
-  return functools.partial(
+  # Generation prints how prompts end.
+  ends_of = _ends_prompts if not generates else lambda *_: prompt_builder.ends_prompts(source, options.prompt_eos)[0]
+  make_ranked = functools.partial(
     prompted.Ranked,
     source,
     template=template,
     longest=prompt_builder.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
-    ends_prompts=source.model.is_generative and _ends_prompts(options, source),
+    ends_prompts=source.model.is_generative and ends_of(options, source),
     batch_size=options.batch_size,
     normalize=options.normalize,
     neutral_context=options.neutral_context,
   )
+  if not generates:
+    return make_ranked
+  make_way = _way_of_text(options, source, decode)
+
+  def on(mesh: jax.sharding.Mesh) -> batch_inference.Way:
+    generated = prompted.Generated(make_way(mesh), template, source)
+    return prompted.RankedOrGenerated(make_ranked(mesh), generated, template)
+
+  return on
 
 
 def _way_of_text(
@@ -518,6 +618,19 @@ def _way_of_text(
       normalize=options.normalize,
       neutral_context=options.neutral_context,
     )
+  if asks == "write" and source.model.decoder == "unmask":
+    from t2t.inference import unmask_lines  # few models are of masked diffusion
+
+    return functools.partial(
+      unmask_lines.UnmaskedLines,
+      source,
+      decode=decode,
+      seed=options.seed,
+      longest=prompt_builder.longest_prompt(source, inputs_length=options.inputs_length, max_length=decode.max_length),
+      ends_prompts=options.prompt_eos == "yes",
+      batch_size=options.batch_size,
+      special_tokens=options.special_tokens,
+    )
   if asks == "write":
     decode = _as_long_as_targets(options, source, decode)
     longest = prompt_builder.longest_prompt(source, inputs_length=options.inputs_length, max_length=decode.max_length)
@@ -533,6 +646,8 @@ def _way_of_text(
     )
   longest = prompt_builder.longest_text(source, inputs_length=options.inputs_length)
   if asks == "fill":
+    from t2t.inference import fill_mask  # only encoders fill blanks
+
     top = _TOP if options.top is None else options.top
     return functools.partial(
       fill_mask.Filling,
@@ -550,9 +665,23 @@ def _way_of_text(
         "out --no_answer."
       )
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
+  exits = _exits(options, source, head)
   return functools.partial(
-    token_classify.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size
+    token_classify.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size, **exits
   )
+
+
+def _exits(
+  options: argparse.Namespace, source: pretrained.Source, head: "HeadConfig | None" = None
+) -> dict[str, tuple[float, int]]:
+  """Returns the option of early exit, if given, after a check."""
+  exits = (options.exit_entropy, options.exit_patience)
+  if not any(exits):
+    return {}
+  from t2t.inference import early_exit  # few models have exits
+
+  early_exit.rule_of(source.asked, *exits, head=head)
+  return {"exits": exits}
 
 
 def _as_long_as_targets(
@@ -582,7 +711,7 @@ def _chosen_way(
   itself = wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads)
   sources = adapter_routing.named_models(source, adapters, itself=itself)
   make = {id(adapter_source): _way(options, adapter_source, decode) for adapter_source in sources.values()}
-  paths = {name: str(adapter_source.path) for name, adapter_source in adapters.items()}
+  paths = {name: adapter_source.name for name, adapter_source in adapters.items()}
 
   def on(mesh: jax.sharding.Mesh) -> batch_inference.Way:
     return adapter_routing.Choosing(

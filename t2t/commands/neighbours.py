@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
   index = None
   if options.index:
     run = embedding.run_options(longest, pool=options.pool, layer=options.layer, layers=encoder.layers)
-    run |= {"checkpoint": str(source.path)} | ({"task": source.task} if source.task else {})
+    run |= {"checkpoint": source.name} | ({"task": source.task} if source.task else {})
     index = embedding_files.open_index(options.index, run, lines, option="--index")
   encoded = [encoder.encode_whole(query) for query in queries]
   params = pretrained.load(source, mesh).params
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
     neighbours.print_table(query, of_query, console)
   _print_counts(options, counts, sum(text.cut > 0 for text in encoded), longest, of_words=queries[0].words is not None)
   if options.output:
-    results.replace_text(gcs.absolute(options.output), content)
+    gcs.write(gcs.absolute(options.output), content)
     print(f"neighbours     {options.output}")
 
 

@@ -1,85 +1,36 @@
 """Shared parsers of the subcommands: a config by name or path, overrides of its keys, and a --help with the keys."""
 
 import argparse
-from collections.abc import Callable, Iterator
-import dataclasses
+from collections.abc import Callable
 import difflib
+import functools
+import itertools
 import re
 import textwrap
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from t2t import UserError, did_you_mean
+from t2t import UserError
 from t2t.commands import gin_files
-from t2t.configs import default
 from t2t.configuration import renamed_keys
 from t2t.configuration.loading import check_of_files, config_names, families, overridden, override
-from t2t.configuration.schema import FIRST, OPTIONAL, SECTIONS, comments, is_adapter
-from t2t.runtime import hosts
+from t2t.runtime import hosts, lazy_table
 from t2t.storage import gcs
 
 
-def shown(value: Any) -> str:
-  """Formats the value of a key as it is typed."""
-  if isinstance(value, tuple):
-    return ",".join(map(str, value))
-  return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def keys_by_section() -> dict[str, dict[str, Any]]:
-  """Returns section -> key -> default; optional sections come last."""
-  config = default.get_config()
-  names = lambda section: [x.name for x in dataclasses.fields(SECTIONS[section]) if x.name in config[section]]
-  sections = {section: {name: config[section][name] for name in names(section)} for section in FIRST}
-  return sections | {section: dataclasses.asdict(cls()) for section, cls in OPTIONAL.items()}
-
-
-def _described_keys(selected: str) -> Iterator[str]:
-  """Yields help lines for the keys of a section, of all sections, or for the first keys (""), with defaults."""
-  help_texts = comments()
-  for section, values in keys_by_section().items():
-    first = FIRST.get(section, ())
-    if section in OPTIONAL and selected in ("all", section):
-      when = "enabled by the config or by one of these keys" if is_adapter(section) else f"config.train.loss={section}"
-      yield f"  {section}: off, unless {when}:"
-    for key in values if selected in ("all", section) else () if selected else first:
-      mapping = isinstance(values[key], ConfigDict)
-      yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={shown(values[key])}")
-      yield from _indented(help_texts.get(f"{section}.{key}", ""))
-  if selected in ("all", "stages"):
-    yield "  --config.stages="
-    yield from _indented(help_texts["stages"])
-
-
-def _indented(comment: str) -> list[str]:
-  return textwrap.wrap(comment, 80, initial_indent=" " * 8, subsequent_indent=" " * 8)
-
-
 class _Help(argparse.Action):
-  """Prints the parser's help, then the shipped configs and the selected keys."""
+  """Prints the parser's help, then the shipped configs and the selected keys; briefly, only where to find them."""
+
+  def __init__(self, *arguments: Any, brief: bool = False, **options: Any):
+    super().__init__(*arguments, **options)
+    self._brief = brief
 
   def __call__(self, parser, namespace, values, option_string=None):
     del namespace, option_string
-    selected = values or ""
-    sections = keys_by_section()
-    known = [*sections, "stages"]
-    if selected not in ("", "all", *known):
-      raise UserError(
-        f"--help {selected}: unknown section. Give --help all, or one of: {', '.join(known)}"
-        f"{did_you_mean(selected, known)}"
-      )
-    print(parser.format_help())
-    if not selected:
-      names = ", ".join(config_names())
-      print("configs shipped with t2t:")
-      print(textwrap.fill(names, 80, initial_indent="  ", subsequent_indent="  "))
-    print("\nkeys and their defaults (a config may set others):")
-    print("\n".join(_described_keys(selected)))
-    if not selected:
-      number = sum(map(len, sections.values())) - sum(map(len, FIRST.values()))
-      print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {', '.join(known)}", 80))
-    parser.exit()
+    from t2t.commands import keys_help
+
+    keys_help.show(parser, values or "", brief=self._brief)
 
 
 def _wrapped(paragraph: str) -> str:
@@ -87,13 +38,18 @@ def _wrapped(paragraph: str) -> str:
   return paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, 80)
 
 
-def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
-  """Returns a parser with `--config` and a `--help` that lists the keys; use it with `parse`."""
+def config_parser(
+  prog: str, description: str, *, epilog: str = "", required: str = "--config NAME", brief: bool = False
+) -> argparse.ArgumentParser:
+  """Returns a parser with `--config` and a `--help` that lists the keys; use it with `parse`.
+
+  The usage has the `required` options. A `brief` help refers to `t2t train --help` for configs and keys.
+  """
   parser = argparse.ArgumentParser(
     prog=prog,
     description="\n\n".join(_wrapped(paragraph) for paragraph in description.split("\n\n")),
     epilog=epilog,
-    usage=f"{prog} --config NAME [options] [--config.SECTION.KEY=VALUE ...]",
+    usage=f"{prog} {required} [options]" + ("" if brief else " [--config.SECTION.KEY=VALUE ...]"),
     add_help=False,
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,10 +57,10 @@ def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.
   parser.add_argument(
     "-h",
     "--help",
-    action=_Help,
+    action=functools.partial(_Help, brief=brief),
     nargs="?",
     metavar="all|SECTION",
-    help="show this help, the configs, and the main keys, or all keys or a section",
+    help=f"show this help{'' if brief else ', the configs, and the main keys'}, or all keys or a section",
   )
   parser.add_argument("--config", help="name of a config shipped with t2t, or a .py file with get_config()")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -118,8 +74,9 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
   therefore replaced by NUL, which process arguments cannot contain.
 
   Raises:
-    UserError: an unknown option is close to one of the parser's.
+    UserError: an unknown option is close to one of the parser's, or spaces separate the values of an option.
   """
+  _check_commas(parser, argv)
   is_key = re.compile(r"--(?:(?:no)?config|gin)\.").match
   options, unknown = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
   for name in (x.partition("=")[0] for x in unknown if x.startswith("--") and not is_key(x)):
@@ -127,6 +84,20 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
     if near := difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.85):
       raise UserError(f"unknown option {name}; did you mean {near[0]}?")
   return options, renamed_keys.current_arguments([x.replace("\0", " ") for x in unknown])
+
+
+def _check_commas(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+  """Refuses values with spaces between them after an option whose metavar is a list with commas."""
+  for number, argument in enumerate(argv):
+    name, equals, value = argument.partition("=")
+    action = parser._option_string_actions.get(name)
+    if action is None or "," not in str(action.metavar) or (not equals and number + 1 == len(argv)):
+      continue
+    first, rest = (value, argv[number + 1 :]) if equals else (argv[number + 1], argv[number + 2 :])
+    words = [first, *itertools.takewhile(lambda word: not word.startswith("--"), rest)]
+    if len(words) > 1:
+      values = ",".join(word.strip(",") for word in words)
+      raise UserError(f"{name} {' '.join(words)}: commas separate values, without spaces. Give {name} {values}.")
 
 
 def parse(
@@ -160,6 +131,8 @@ def parse(
   else:
     config = overridden(options.config, arguments, prepare=prepare)
   check_of_files(config, arguments)
+  if "distillation" in config:
+    lazy_table.load("t2t.losses.distillation:check_teacher")(config)
   return options, config
 
 
@@ -177,6 +150,11 @@ def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[st
     return config
   from t2t.checkpoints import pretrained
 
+  if config.init.checkpoint.startswith("hf://"):
+    from t2t.training import hub_pins
+
+    workdir = getattr(parse_known(parser, argv)[0], "workdir", None)
+    hub_pins.adopt(config.to_dict(), gcs.absolute(workdir) if workdir else None)
   source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
   return parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))[1]
 
@@ -207,7 +185,8 @@ def parse_with_checkpoint(
   hosts.start(options, config.train)
   from t2t.checkpoints import inspect, pretrained
 
-  source = pretrained.read_source(options.checkpoint)
+  weights = options.weights if "weights" in options else ""
+  source = pretrained.read_source(options.checkpoint, weights=weights)
   if note := inspect.better(options.checkpoint, source.path, source.run):
     hosts.log_once(note)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

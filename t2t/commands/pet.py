@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 import dataclasses
+from typing import TYPE_CHECKING
 
 from absl import logging
 from etils import epath
@@ -18,6 +19,9 @@ from t2t.runtime import hosts
 from t2t.storage import gcs
 from t2t.training.train import train
 
+if TYPE_CHECKING:
+  from t2t.data.templates import Template
+
 _SOFT, _RESULTS = "soft_labels.jsonl", "eval"
 # Schick & Schuetze 2021, section 4: factor of a generation's records, and the share of the models that label them.
 _GROWTH, _SHARE = 5, 0.25
@@ -31,7 +35,7 @@ def run(
   Args:
     config: of the models with templates.
     workdir: has the models in generation-G/TEMPLATE-seedK, soft_labels.jsonl and the classifier in classifier; each is
-      resumed, and a finished one is not repeated.
+      resumed, and a finished one is not repeated. Options that differ between examples have no classifier.
     unlabeled: split of the records without labels.
     seeds: models of each template.
     generations: generations after the first, each on more records that the one before labels (iPET).
@@ -60,6 +64,15 @@ def run(
     if generation:
       data_keys |= {"train_labels": str(path.parent / f"{path.name}.jsonl"), "max_train_examples": -1}
     return config.with_(data=data_keys, train={"seed": config.train.seed + seed}), path
+
+  if not all(_has_classes(row) for row in rows):
+    if generations:
+      raise UserError(
+        f"--generations {generations}: {rows[0].where} has other words in each example, so records without labels get "
+        "no class. Leave out --generations."
+      )
+    _rank(config.with_(train={"loss": config.train.loss or "cross_entropy"}), folder, names)
+    return
 
   labelled: list[pseudo_labels.LabelledRow] = []
   logits: list[np.ndarray] = []
@@ -94,38 +107,74 @@ def run(
   hosts.log_once(f"pet: {len(logits[0]):,} records of {unlabeled} with soft labels; training the classifier")
   classifier = (final or config).with_(
     data={"templates": "", "template_names": (), "train_labels": str(folder / _SOFT), "max_train_examples": -1},
-    train={"loss": "distillation"},
+    train={"loss": "distillation", "term_weights": {}},  # the terms are those of the models
   )
   train(classifier, str(folder / "classifier"))
   source = pretrained.read_source(str(folder / "classifier"))
   evaluate.evaluate(classifier.with_(data={"train_labels": ""}), source, str(folder / _RESULTS))
 
 
+def _has_classes(row: "Template") -> bool:
+  """Returns whether a template has the same words for every example, so that a head can classify the blank."""
+  from t2t.data import templates
+
+  return bool(row.words) and not any(templates.has_fields(word) for words in row.words.values() for word in words)
+
+
+def _rank(config: Config, folder: epath.Path, names: Sequence[tuple[str, int]]) -> None:
+  """Trains models whose blank has options of each example, and evaluates the mean log-probabilities of the options.
+
+  There is no classifier, as for COPA, ReCoRD and WSC of Schick & Schuetze 2020 ("It's Not Just Size That Matters").
+  """
+  from t2t.evaluation import pseudo_labels, results
+
+  scores: list[list[np.ndarray]] = []
+  for number, (name, seed) in enumerate(names):
+    of_member = config.with_(data={"template_names": (name,)}, train={"seed": config.train.seed + seed})
+    path = folder / "generation-0" / f"{name}-seed{seed}"
+    hosts.log_once(f"pet: model {number + 1} of {len(names)}: {path.name}")
+    train(of_member, str(path))
+    evaluation, options, of_options = pseudo_labels.option_scores(of_member, str(path), split=config.data.eval_split)
+    scores.append(of_options)
+  hosts.log_once("pet: the options differ between examples, so there is no classifier; the ensemble ranks them")
+  ensemble = evaluation.of_scores(options, [np.mean(rows, axis=0) for rows in zip(*scores, strict=True)])
+  if jax.process_index() == 0:
+    about = {"checkpoint": str(folder / "generation-0"), "method": "rank", "ensemble": len(names)}
+    results.publish([ensemble], folder / _RESULTS, about=about, whole=not config.eval.max_examples)
+
+
 def _parser() -> argparse.ArgumentParser:
   parser = config_parser(
     "t2t pet",
-    "Trains on few labels with templates (PET): one encoder per template, soft labels of all of them for records "
-    "without labels, and a classifier that learns the soft labels. --generations repeats the first step on growing "
-    "training sets (iPET).\n\n"
-    "The same command again resumes: finished runs are not repeated.",
-    epilog=(
-      "example:\n"
-      "  t2t pet --config finetune_superglue \\\n"
-      "    --config.init.checkpoint=gs://BUCKET/roberta \\\n"
-      "    --config.data.mixture=super_glue_boolq \\\n"
-      "    --config.data.templates=pet_superglue \\\n"
-      "    --config.data.max_train_examples=32 --unlabeled test --seeds 3 \\\n"
-      "    --workdir gs://BUCKET/pet_boolq"
-    ),
+    "Trains on few labels with templates (PET):\n\n"
+    "  t2t pet --config finetune_superglue --workdir gs://BUCKET/pet_boolq \\\n"
+    "    --config.init.checkpoint=gs://BUCKET/roberta \\\n"
+    "    --config.data.mixture=super_glue_boolq \\\n"
+    "    --config.data.templates=pet_superglue \\\n"
+    "    --config.data.max_train_examples=32 --seeds 3\n\n"
+    "One encoder per template labels records without labels; a classifier learns the soft labels of all of them. The "
+    "same command again resumes: finished runs are not repeated.",
+    required="--config NAME --workdir FOLDER",
+    brief=True,
   )
-  parser.add_argument("--workdir", help="folder for the models, soft_labels.jsonl and the classifier")
-  parser.add_argument(
+  models = parser.add_argument_group("models")
+  models.add_argument(
+    "--workdir", metavar="FOLDER", help="required: folder for the models, soft_labels.jsonl and the classifier"
+  )
+  models.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each template; default: 1")
+  models.add_argument(
+    "--generations",
+    type=int,
+    default=0,
+    metavar="N",
+    help="repetitions on growing training sets that the models label (iPET); default: 0",
+  )
+  classifier = parser.add_argument_group("classifier")
+  classifier.add_argument(
     "--unlabeled", default="test", metavar="SPLIT", help="split of records without labels; default: test"
   )
-  parser.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each template; default: 1")
-  parser.add_argument("--generations", type=int, default=0, metavar="N", help="further generations (iPET); default: 0")
-  parser.add_argument(
-    "--final_steps", type=int, default=0, metavar="N", help="steps of the classifier; default: as a model"
+  classifier.add_argument(
+    "--final_steps", type=int, default=0, metavar="N", help="steps of the classifier; default: config.train.steps"
   )
   hosts.add_options(parser)
   return parser
@@ -149,6 +198,9 @@ def main(argv: Sequence[str]) -> None:
       "config.data.templates is empty. Give a file of templates, or --config.data.templates=pet_superglue."
     )
   gcs.check_folder(options.workdir, where="--workdir ")
+  from t2t.data import templates
+
+  templates.load(config.data.templates, names=config.data.template_names)  # a missing file is told first
   hosts.start(options, config.train)
   config = records(inherited(config, parser, argv))
   if config.model.kind.is_generative:

@@ -9,12 +9,12 @@ import json
 import pathlib
 import sys
 
-from t2t import UserError
+from t2t import UserError, losses
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.configuration import stages
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
-from t2t.planning import aot_compile, autotune, tpu_types
+from t2t.planning import aot_compile, tpu_types
 from t2t.planning import plan as plan_lib
 from t2t.runtime import numeric, xla_flags
 from t2t.training import mesh_selection, recipe
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     help=(
       "print one JSON object on the last line: parameters, memory_per_chip (bytes: arguments, temporaries, total, "
       "capacity), fits, flops_per_step, collective_bytes (kind: axes: bytes sent per chip), host_bytes_per_step, "
+      "save_host_bytes (host memory of a save), "
       "predicted_step_seconds, predicted_mfu, tokens_per_second, and the other numbers of the report"
     ),
   )
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> None:
   options.topology = options.topology and tpu_types.topology(options.topology)
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the only possible mesh
-  run = _stages(records(inherited(config, parser, argv)))
+  run = _stages(_with_teachers(records(inherited(config, parser, argv))))
   for stage in run:
     recipe.check_positive(stage.config)
     recipe.check_positions(stage.config)
@@ -90,6 +91,8 @@ def main(argv: list[str]) -> None:
   if options.search:
     if largest.name:
       print(f"{largest.described}, which has the most tokens in a batch:", file=sys.stderr)
+    from t2t.planning import autotune
+
     autotune.search(largest.config, options)
     return
   if options.topology:
@@ -121,6 +124,15 @@ def main(argv: list[str]) -> None:
     print("\n".join(f"  --{name}={value}" for name, value in flags.items()), file=sys.stderr)
   if options.json:
     print(json.dumps(_of_all(plans)))
+
+
+def _with_teachers(config: Config) -> Config:
+  """Returns the config with the models of its teachers; other configs unchanged."""
+  if not losses.has_teacher(config):
+    return config
+  from t2t.checkpoints import teachers  # few runs have teachers
+
+  return teachers.resolved(config)
 
 
 def _stages(config: Config) -> tuple[stages.Stage, ...]:

@@ -3,7 +3,7 @@
 import argparse
 
 from t2t import UserError
-from t2t.reports import comparison, single, written
+from t2t.reports import comparison, single, sweep_page, written
 from t2t.reports import run as runs
 from t2t.storage import gcs
 
@@ -13,7 +13,8 @@ hardware.  For several runs, it compares curves, configs and final numbers.  The
 page is one file of less than 300 kB without scripts or network access.
 
 RUN is a folder that `t2t train --workdir` wrote to, local or gs://, also during
-training.  Every run writes RUN/report.html itself when it finishes or stops."""
+training.  Every run writes RUN/report.html itself when it finishes or stops.
+The folder of `t2t sweep` has a page, too: table, picture and links to the runs."""
 _EXAMPLES = """\
 examples:
   t2t report runs/tiny
@@ -56,8 +57,12 @@ def main(argv: list[str]) -> None:
     )
   if options.output:
     gcs.check(options.output, where="--output ")
-  run_list = [runs.read(path) for path in options.runs]
-  if len(run_list) == 1:
+  rows = sweep_page.read(gcs.absolute(options.runs[0])) if len(options.runs) == 1 else []
+  run_list = [] if rows else [runs.read(path) for path in options.runs]
+  if rows:
+    folder = gcs.absolute(options.runs[0])
+    path, text = folder / written.NAME, sweep_page.html(folder.name, rows)
+  elif len(run_list) == 1:
     path, text = run_list[0].path / written.NAME, single.html(run_list[0])
   else:
     text = comparison.html(run_list, over=options.over or "steps")

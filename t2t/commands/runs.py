@@ -18,12 +18,14 @@ _DESCRIPTION = """\
 Lists the runs in a folder and two levels below it, newest first: step, last
 losses, time of the last metrics, and whether the run is running, finished or
 stopped.  A run in a bucket with a locked workdir is "held": it may be running
-or dead."""
+or dead.  A "model" is a checkpoint that t2t prune or t2t convert wrote."""
 _EXAMPLES = """\
 examples:
   t2t runs
   t2t runs gs://BUCKET/experiments --json"""
-_DEFAULT, _WIDTH, _WIDEST_CONFIG = "runs", 80, 24
+_DEFAULT, _WIDTH, _WIDEST_CONFIG, _NARROWEST = "runs", 80, 24, 12
+
+_COLUMNS = ("run", "config", "step", "train", "held out", "written", "state")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,27 +71,34 @@ def main(argv: list[str]) -> None:
     return
   screen = rich.console.Console(highlight=False, markup=False)
   screen.width = min(screen.width, _WIDTH) if screen.is_terminal else _WIDTH
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  table.add_column("run", overflow="fold")
-  # Keep short config names on one line; otherwise rich narrows both columns.
-  config_width = min(_WIDEST_CONFIG, max((len(run.config_name) for run in run_list), default=0))
-  table.add_column("config", overflow="fold", min_width=config_width)
-  for name in ("step", "train", "held out", "written"):
-    table.add_column(name, justify="right", no_wrap=True)
-  table.add_column("state", no_wrap=True, min_width=max((len(run.state) for run in run_list), default=0))
-  now = datetime.datetime.now(datetime.UTC)
-  for run in run_list:
-    losses = (run.last(name) for name in ("train/loss", "eval/loss"))
-    steps = (run.step, run.steps)
-    table.add_row(
-      below(run),
-      run.config_name,
-      "/".join(amounts.compact_count(number) for number in steps if number is not None),
-      *("" if loss is None else f"{loss:.4f}" for loss in losses),
-      "" if run.written is None else _ago((now - run.written).total_seconds()),
-      run.state,
-    )
+  rows = [(below(run), *_cells(run)) for run in run_list]
+  widths = [max(map(len, cells)) for cells in zip(_COLUMNS, *rows, strict=True)]
+  # rich would cut the last column, so all columns but the run have fixed widths. Short config names stay on one line.
+  room = screen.width - sum(widths[2:]) - (len(widths) + 1)
+  config_width = min(widths[1], _WIDEST_CONFIG, max(room - min(widths[0], _NARROWEST), len("config")))
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=0)
+  table.add_column("run", overflow="fold", width=max(min(widths[0], room - config_width), 1))
+  table.add_column("config", overflow="fold", width=config_width)
+  for name, width in zip(_COLUMNS[2:], widths[2:], strict=True):
+    table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True, width=width)
+  for row in rows:
+    table.add_row(*row)
   screen.print(table)
+
+
+def _cells(run: runs.RecordedRun) -> tuple[str, ...]:
+  """Returns the texts of `_COLUMNS[1:]`."""
+  losses = (run.last(name) for name in ("train/loss", "eval/loss"))
+  # The config of a model without a run plans steps of another run.
+  steps = (run.step, None if run.state == runs.MODEL else run.steps)
+  now = datetime.datetime.now(datetime.UTC)
+  return (
+    run.config_name,
+    "/".join(amounts.compact_count(number) for number in steps if number is not None),
+    *("" if loss is None else f"{loss:.4f}" for loss in losses),
+    "" if run.written is None else _ago((now - run.written).total_seconds()),
+    run.state,
+  )
 
 
 def _told(run: runs.RecordedRun) -> dict[str, Any]:

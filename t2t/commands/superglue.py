@@ -15,6 +15,7 @@ from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
 from t2t.evaluation import results
 from t2t.models import adapters as adapters_lib
+from t2t.runtime import hosts
 from t2t.storage import gcs
 from t2t.training.train import train
 
@@ -28,6 +29,9 @@ _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glu
 def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
   """Fine-tunes, selects the best step of each task on the validation set, and predicts for the test sets.
 
+  A task with several templates trains on all of them. The mean of their scores selects its step, and the majority of
+  their predictions is submitted.
+
   Args:
     config: an overlay of configs/finetune.py with the checkpoint's model.
     source: initial checkpoint.
@@ -35,13 +39,13 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
       super_glue.zip are written at the end.
 
   Returns:
-    Results on validation and test sets at the best step of each task; empty if fine-tuning was stopped.
+    Results on validation and test sets at the best step of each task, one for each template; empty if fine-tuning was
+    stopped.
 
   Raises:
     UserError: see `training.train` and `evaluate.Evaluation`.
   """
-  from t2t.data import train_data
-  from t2t.evaluation import evaluate
+  from t2t.data import templates, train_data
 
   folder = gcs.absolute(workdir)
   data = config.data
@@ -50,8 +54,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
       f"config.{'/'.join(config.adapters)} has separate parameters for each task, but not for AX-b and AX-g. Train on "
       "the mixture with `t2t train`, and evaluate with `t2t eval`."
     )
-  _check_templates(config)
-  named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
+  named = _tasks(config, source, config.eval.tasks)
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:
     raise UserError(
@@ -60,11 +63,17 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   diagnostics = [
     name for name, of in _DIAGNOSTICS.items() if of in trained and (name in named or not config.eval.tasks)
   ]
+  if data.templates and not config.eval.tasks:
+    known_templates = templates.load(data.templates, names=data.template_names)
+    without = [name for name in diagnostics if name not in known_templates]
+    diagnostics = [name for name in diagnostics if name in known_templates]
+    if without:
+      hosts.log_once(f"config.data.templates={data.templates} has no template for {', '.join(without)}; left out")
   config = train_data.resolved(config.with_(data={"mixture": ",".join(trained)}))
   data = config.data
   # Check before training, not after it.
-  with_test = _with_split(data, source, [*trained, *diagnostics], "test")
-  config = config.with_(eval={"tasks": ()}, init={"checkpoint": str(source.path)})
+  with_test = _tasks(config, source, [*trained, *diagnostics], split="test")
+  config = config.with_(eval={"tasks": ()}, init={"checkpoint": source.name})
   state = train(config, str(folder / "finetune"))
   if int(state.step) < config.train.steps:
     return []  # fine-tuning was stopped and printed how to resume
@@ -98,7 +107,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
     results.publish(
       task_results,
       folder,
-      about={"method": method, "initial_checkpoint": str(source.path)},
+      about={"method": method, "initial_checkpoint": source.name},
       steps=steps,
       checkpoints={name: str(_checkpoint(finetuned, step)) for name, step in steps.items()},
       whole=is_complete,
@@ -106,26 +115,13 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   return task_results
 
 
-def _check_templates(config: Config) -> None:
-  """Refuses several templates of a task, because the best step is selected by the metrics of one."""
-  data = config.data
-  if data.templates:
-    from t2t.data import templates
-
-    for task, rows in templates.load(data.templates, names=data.template_names).items():
-      if len(rows) > 1:
-        raise UserError(
-          f"config.data.templates={data.templates}: {task} has {len(rows)} templates, but this command selects the "
-          "best step of each task by one. Choose one with config.data.template_names: "
-          f"{', '.join(row.name for row in rows)}"
-        )
-
-
-def _with_split(data, source: pretrained.Source, names: Sequence[str], split: str) -> list[str]:
-  """Returns the tasks that have the split."""
+def _tasks(config: Config, source: pretrained.Source, names: Sequence[str], *, split: str = "") -> list[str]:
+  """Returns the named tasks of the mixture, once for all their templates; with `split`, those that have it."""
+  from t2t.data import templates
   from t2t.evaluation import evaluate
 
-  return [task.name for task in evaluate.find_tasks(data, source.model.architecture, names) if split in task.splits]
+  tasks = evaluate.find_tasks(config.data, source.model.architecture, names)
+  return list(dict.fromkeys(templates.base_name(task) for task in tasks if not split or split in task.splits))
 
 
 def _checkpoint(finetuned: epath.Path, step: int) -> epath.Path:
@@ -151,31 +147,38 @@ def _answers(
       params = pretrained.load(source, evaluation.mesh).params
       names = [name for name in steps if steps[name] == step]
       task_results += evaluation.run(params, only=names, on_batch=on_batch, with_intervals=True)
-  return sorted(task_results, key=lambda result: list(steps).index(result.task))
+  return sorted(task_results, key=lambda result: list(steps).index(result.of_task))
 
 
 def main(argv: list[str]) -> None:
   """Runs `t2t superglue`."""
   parser = config_parser(
     "t2t superglue",
-    "Fine-tunes a checkpoint on SuperGLUE, selects the best step of each task, and writes table and leaderboard zip.",
+    "Fine-tunes a checkpoint on SuperGLUE:\n\n"
+    "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
+    "    --workdir gs://BUCKET/superglue\n\n"
+    "The best step of each task on the validation set gives the table and the zip for the leaderboard. The same "
+    "command again resumes.",
     epilog=(
-      "examples:\n"
-      "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
-      "    --workdir gs://BUCKET/superglue\n"
+      "example:\n"
       "  t2t superglue --checkpoint runs/tiny --workdir runs/superglue \\\n"
       "    --config.data.benchmark_dirs.superglue=SuperGLUE \\\n"
       "    --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
-      "    --config.eval.every=200 --config.checkpoint.save_interval_steps=200"
+      "    --config.eval.every=200 --config.checkpoint.save_interval_steps=200\n"
+      "--config is finetune_superglue by default"
     ),
+    required="--checkpoint PATH --workdir FOLDER",
+    brief=True,
   )
   parser.set_defaults(config="finetune_superglue")
-  parser.usage = "t2t superglue [options] [--config.SECTION.KEY=VALUE ...]"
-  parser.add_argument(
-    "--checkpoint", help="initial checkpoint: a workdir that t2t trained in, or one of its checkpoints"
+  paths = parser.add_argument_group("paths")
+  paths.add_argument(
+    "--checkpoint", metavar="PATH", help="required: a workdir that t2t trained in, or one of its checkpoints"
   )
-  parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
+  paths.add_argument(
+    "--workdir", metavar="FOLDER", help="required: folder or gs:// path for fine-tuning, results and leaderboard files"
+  )
   options, config, source = parse_with_checkpoint(parser, argv)
   if config.eval.every != config.checkpoint.save_interval_steps:
     raise UserError(

@@ -31,6 +31,12 @@ def main(argv: list[str]) -> None:
     ),
   )
   parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
+  parser.add_argument(
+    "--profile",
+    metavar="BEGIN:END",
+    help="trace the steps after BEGIN up to END, such as 100:105, into WORKDIR/profile (docs/profiling.md)",
+  )
+  parser.add_argument("--profile_hosts", choices=("first", "all"), default="first", help="processes that write a trace")
   gin_files.add_options(parser, "train")
   hosts.add_options(parser)
   options, config = parse(parser, argv)
@@ -40,9 +46,17 @@ def main(argv: list[str]) -> None:
       f"--workdir is missing. Give --workdir FOLDER{or_bound}, a local folder or a gs:// path for checkpoints "
       "and metrics."
     )
+  callbacks = []
+  if options.profile is not None:
+    from t2t.training import profiling
+
+    ranges = profiling.parse(options.profile)
+    callbacks.append(profiling.Profile(ranges, on_all=options.profile_hosts == "all"))
+    if not config.train.epochs:  # with epochs the number of steps is known when the data has been read
+      profiling.check(ranges, config.train.steps)
   gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
   gin_files.tell(options.gin)
   config = inherited(config, parser, argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  train(records(config), options.workdir)
+  train(records(config), options.workdir, callbacks=callbacks)

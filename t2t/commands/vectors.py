@@ -97,6 +97,6 @@ def main(argv: list[str]) -> None:
   cut = sum(text.cut > 0 for text in encoded)
   print(f"texts          {len(encoded):,}" + (f" ({cut:,} truncated to {longest:,} tokens)" if cut else ""))
   if options.workdir:
-    about = {"checkpoint": str(source.path), "pool": options.pool, "inputs_length": longest, "truncated": cut}
+    about = {"checkpoint": source.name, "pool": options.pool, "inputs_length": longest, "truncated": cut}
     path = results.write(all_results, gcs.absolute(options.workdir), about=about)
     print(f"results        {path}\npredictions    {path.parent / 'predictions'}")

@@ -18,7 +18,7 @@ import rich.table
 from t2t import UserError
 from t2t.data import vocabularies
 from t2t.data.sources import text_files
-from t2t.data.vocabularies import extending, fertility, training
+from t2t.data.vocabularies import extending, fertility, text_sample, training
 from t2t.runtime import numeric, progress
 from t2t.storage import encoding
 
@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     metavar="VOCABULARY",
     help="WordPiece or SentencePiece vocabulary to extend: its pieces keep their ids, and new pieces are added",
   )
-  train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .csv (.gz, .zst too) .parquet .tfrecord*")
+  train.add_argument(
+    "--input", help="globs, comma-separated: .txt .jsonl .csv (.gz, .zst, .br too) .parquet .tfrecord*"
+  )
   train.add_argument(
     "--alpha",
     type=numeric.number(),
@@ -77,8 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     "--max_sentences",
     type=numeric.integer(1),
     default=1_000_000,
-    help="largest number of training lines, from the beginning",
+    help="largest number of training lines, drawn at random from all files; default: 1000000",
   )
+  train.add_argument("--seed", type=numeric.integer(0), default=0, help="random seed of the drawn lines; default: 0")
   train.add_argument(
     "--character_coverage",
     type=numeric.number(0, 1, above=True),
@@ -256,23 +259,23 @@ def _train(arguments: argparse.Namespace) -> int:
           examples.append(" ".join(text.split())[: _WIDEST - 2])
         yield text
 
-  gather = training.sentences if arguments.type == "sentencepiece" else training.whole_documents
+  # Byte-level BPE has tokens for line breaks, and WordPiece reads past them.
+  gather = training.sentences if arguments.type == "sentencepiece" else iter
   if arguments.input:
     files = text_files.find_files(arguments.input, where="--input", pairs=False)
-    lines = gather(texts(files, "--input"), arguments.max_sentences)
-  else:
-    lines = _of_languages(arguments, lambda name, files: gather(texts(files, name), sys.maxsize))
-  if arguments.type != "bpe":  # byte-level BPE has no unknown tokens; the other types are measured on the text
-    lines = list(lines)
+    lines, most = gather(texts(files, "--input")), arguments.max_sentences
+  else:  # the proportions of the languages respect --max_sentences
+    lines, most = _of_languages(arguments, lambda name, files: gather(texts(files, name))), sys.maxsize
+  sample = text_sample.draw(lines, most_lines=most, seed=arguments.seed)
+  lines = sample.texts
   characters = training.count_characters(lines) if arguments.type == "sentencepiece" else {}
   if arguments.extend:
     written = extending.extend(lines, given=arguments.extend, size=arguments.size, output_dir=path.parent)
-    return _tell_written(written, lines, examples)
+    return _tell_written(written, lines, examples, [f"text        {sample.note}"] if sample.note else [])
   if characters:
     options.setdefault("character_coverage", training.coverage_for(characters, size=arguments.size))
-  # The gathered text already respects --max_sentences.
-  written = function(lines, size=arguments.size, output_dir=path.parent, max_sentences=sys.maxsize, **options)
-  notes = []
+  written = function(lines, size=arguments.size, output_dir=path.parent, **options)
+  notes = [f"text        {sample.note}"] if sample.note else []
   if arguments.type == "wordpiece" and not arguments.cased and (dropped := _dropped(lines)):
     notes.append(f"case        {dropped} of the text are dropped; --cased keeps them")
   if characters:
@@ -331,13 +334,14 @@ def _dropped(lines: Iterable[str]) -> str:
 def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[str]], Iterator[str]]) -> Iterator[str]:
   """Returns lines of all languages in the proportions of --alpha; prints the proportions."""
   files = _files_of(arguments.languages)
-  # Count the lines of each text, which is a line or a document.
-  counts = {name: [text.count("\n") + 1 for text in read(name, paths)] for name, paths in files.items()}
-  sizes = {name: len(line_counts) for name, line_counts in counts.items()}
-  for name, size in sizes.items():
-    _check_text(name, files[name], size)
+  sizes, num_lines = {}, 0  # a text is a line or a document
+  for name, paths in files.items():
+    sizes[name] = 0
+    for text in read(name, paths):
+      sizes[name], num_lines = sizes[name] + 1, num_lines + text.count("\n") + 1
+    _check_text(name, paths, sizes[name])
   alpha = 1.0 if arguments.alpha is None else arguments.alpha
-  most = arguments.max_sentences * sum(sizes.values()) // sum(map(sum, counts.values()))
+  most = arguments.max_sentences * sum(sizes.values()) // num_lines
   quotas = training.quotas(sizes, alpha=alpha, most=max(most, 1))
   for name, size in sizes.items():
     share = quotas[name] / sum(quotas.values())

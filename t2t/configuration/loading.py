@@ -22,6 +22,7 @@ from t2t.configuration import renamed_keys, stages
 from t2t.configuration.schema import (
   OF_FILES,
   OPTIONAL,
+  PRUNING,
   SECTIONS,
   Config,
   DataConfig,
@@ -31,7 +32,7 @@ from t2t.configuration.schema import (
 )
 from t2t.configuration.section_keys import DataclassRecord, keys
 from t2t.models.architecture import ARCHITECTURES
-from t2t.runtime import imports
+from t2t.runtime import imports, lazy_table
 
 T = TypeVar("T", bound=DataclassRecord)
 
@@ -45,6 +46,7 @@ _LATER = (
   "init.resize",
   "init.tile",
   "init.transfer_vocab",
+  "init.layers",
   "init.others",
   "train.term_weights",
   "mesh.physical_layout",
@@ -256,8 +258,11 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   for name in OPTIONAL:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
+      if name in PRUNING:
+        raise UserError(f"{mine}: no rule prunes. Add --config.optimizer.param_groups='/layers/: magnitude=0.8'")
       loss = values.config.train.loss or "cross_entropy"
-      raise UserError(f"{mine} has no effect with config.train.loss={loss}; add --config.train.loss={name}")
+      or_teacher = ", or --config.distillation.teacher=PATH" if name == "distillation" else ""
+      raise UserError(f"{mine} has no effect with config.train.loss={loss}; add --config.train.loss={name}{or_teacher}")
   return values.config
 
 
@@ -312,8 +317,11 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
 
 
 def _is_used(config: ConfigDict, section: str) -> bool:
-  """Returns True if a run reads an optional section: always for an adapter, for a loss if it is selected."""
-  return config.train.loss == section or is_adapter(section)
+  """Returns True if a run reads an optional section: for an adapter, a selected loss, teachers, or pruning rules."""
+  if section in PRUNING:
+    return lazy_table.load("t2t.configuration.pruning_config:is_used")(config.optimizer.param_groups)
+  has_teacher = section in config and any(config[section].get(key) for key in ("teacher", "logits"))
+  return config.train.loss == section or is_adapter(section) or has_teacher
 
 
 def _value(config: ConfigDict, key: str) -> Any:
@@ -421,6 +429,10 @@ def records(config: ConfigDict) -> Config:
     _check_numbers(config[name], f"config.{name}", (SECTIONS | optional).get(name))
   read: dict[str, Any] = {name: _record(config, name, cls) for name, cls in SECTIONS.items()}
   used = {name: _record(config, name, cls) for name, cls in optional.items() if _is_used(config, name)}
+  settings: Any = used.get("distillation")
+  if read["train"].loss == "distillation" and settings is not None and (settings.teacher or settings.logits):
+    # With a teacher the data select the loss of hard targets.
+    read["train"] = dataclasses.replace(read["train"], loss="")
   parsed = Config(**read, stages=config[_STAGES], sections=used)
   return parsed.with_(data={"mixture": ""}) if parsed.data.files or parsed.data.sources else parsed
 

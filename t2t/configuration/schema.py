@@ -64,12 +64,14 @@ class DataConfig:
   """Settings of the data: sources, and the conversion of records to examples."""
 
   files: str = key(
-    "", "comma-separated globs of .txt .jsonl .csv .tsv .tmx (.gz, .zst) .parquet .tfrecord; gs:// works"
+    "", "globs of .txt .jsonl .csv .tsv .tmx (.gz, .zst) .parquet .tfrecord, ids: .npy .bin; gs:// hf:// s3:// az://"
   )
   eval_files: str = key("", "held-out text, as globs; empty: about 1 % of `files`, chosen by a hash of the text")
   field: str = key(
     "text", "field with the text in JSON lines, CSV, Parquet, TFRecord; nested: meta.text; TMX: a language"
   )
+  tokens_dtype: str = key("", "type of the token ids in .bin `files`: uint16 (nanoGPT), uint32 or int32")
+  tokens_end: int = key(-1, "id after each document in .npy or .bin `files`; -1: the vocabulary's EOS")
   annotations: str = key(
     "entities", "field with the [start, end] character spans of phrases; read by annotated_masked_lm"
   )
@@ -153,6 +155,9 @@ class DataConfig:
   )
   num_streams: int = key(
     0, "number of data streams, each with a saved position; 0: chosen at the first start, then fixed"
+  )
+  hub_revisions: Texts = key(
+    (), "commits of revisions on the Hugging Face hub, ORG/NAME@main=COMMIT; chosen at the first start, then fixed"
   )
   shuffle_buffer: int = key(256, "shuffle buffer of each stream of `files`, in examples")
 
@@ -278,6 +283,11 @@ class DataConfig:
     return bool(self.files)
 
   @property
+  def has_tokens(self) -> bool:
+    """Returns True if config.data.files names files of token ids."""
+    return re.search(r"\.(npy|bin)\s*(,|$)", self.files, re.IGNORECASE) is not None
+
+  @property
   def has_text(self) -> bool:
     """Returns True if config.data.objective converts the files of at least one source."""
     return any(source.files for source in self.source_list)
@@ -286,6 +296,11 @@ class DataConfig:
   def is_named(self) -> bool:
     """Returns True if a source is set; batches from a Python program need none."""
     return bool(self.source_list)
+
+  @property
+  def mixed_by(self) -> str:
+    """Names the key that mixes several sources or tasks, "mixture"; "" for one source."""
+    return "sources" if len(self.source_list) > 1 else "mixture" if "," in self.mixture else ""
 
   @property
   def source_list(self) -> tuple[SourceSpec, ...]:
@@ -413,7 +428,7 @@ class NanPolicyConfig:
 class OptimizerConfig:
   """Settings of the optimizer; learning rates are per step."""
 
-  name: str = key("adafactor", "optimizer: adafactor, adamw, lamb, lion, muon, sgd, stable_adamw")
+  name: str = key("adafactor", "optimizer: adafactor, adamw, lamb, lion, muon, schedule_free_adamw, sgd, stable_adamw")
   learning_rate: float = key(0.01, "peak of the learning-rate schedule", least=0.0)
   schedule: str = key(
     "t5_inverse_sqrt",
@@ -447,7 +462,11 @@ class OptimizerConfig:
   adafactor_decay_rate: float = key(0.8, "exponent r of Adafactor: the second moment decays by 1 - step**-r", least=0.0)
   adafactor_clip: float = key(1.0, "maximum root mean square of an Adafactor update, before scaling", least=0.0)
   b1: float = key(
-    0.9, "decay of the first moment: adamw, stable_adamw, lamb, lion, and Adam's part of muon", least=0.0, most=1.0
+    0.9,
+    "decay of the first moment: adamw, stable_adamw, lamb, lion, and Adam's part of muon; schedule_free_adamw: share "
+    "of the average in the point of the gradient",
+    least=0.0,
+    most=1.0,
   )
   b2: float = key(0.999, "decay of the second moment, for the optimizers of b1; lion: give 0.99", least=0.0, most=1.0)
   epsilon: float = key(1e-8, "added to the denominator, for the optimizers of b1 except lion", least=0.0)
@@ -455,8 +474,13 @@ class OptimizerConfig:
   muon_iterations: int = key(5, "Newton-Schulz iterations of muon; small models need fewer", least=1, most=20)
   param_groups: Texts = key((), 'rules "PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md')
   fisher: str = key("", "directory written by `t2t fisher`; weights anchors by Fisher information (EWC); empty: off")
-  average: str = key("", "ema: keep a second, averaged copy of trained parameters; see eval.average; empty: off")
+  average: str = key("", "averaged copy of trained parameters, ema or lawa; see eval.average; empty: off")
   average_decay: float = key(0.9999, "ema: fraction of the old average kept by a step", least=0.0, most=1.0)
+  average_last: int = key(5, "lawa: number of averaged steps; each costs the memory of the parameters", least=1)
+  average_every: int = key(0, "lawa: steps between averaged ones; 0: checkpoint.save_interval_steps", least=0)
+  range_decay: float = key(
+    0.99, "model.fake_quantization: fraction of the old ranges of activations kept by a step", least=0.0, most=0.9999
+  )
   log_distance: bool = key(False, "log the distance of each layer from its initial values; keeps a copy of them")
 
 
@@ -495,6 +519,10 @@ class EvalConfig:
   num_shots: int = key(0, "training examples with answers before each input; 0: zero-shot")
   num_shot_draws: int = key(1, "draws of the shots, with seeds from 0; several: results have mean and spread", least=1)
   max_examples: int = key(0, "maximum number of examples per task; 0: all")
+  exit_entropy: float = key(0.0, "early exit below this entropy of the classes, in nats (DeeBERT); 0: never", least=0.0)
+  exit_patience: int = key(
+    0, "early exit after so many layers that agree with the one before (PABEE); 0: never", least=0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -507,6 +535,9 @@ class CheckpointConfig:
   max_to_keep: int = key(
     3, "number of latest checkpoints to keep, at least two; the best by held-out loss is kept, too", least=1
   )
+  continuous: bool = key(False, "also save whenever the last save has ended (docs/resuming.md)")
+  continuous_min_seconds: float = key(0.0, "seconds between the starts of two saves by continuous, at least")
+  host_memory_gb: float = key(0.0, "limit of a save's copy in a host's memory; a larger state waits; 0: no limit")
   retry_seconds: float = key(300.0, "seconds of retries after a failed save, on one process")
 
 
@@ -530,6 +561,7 @@ class InitSource:
   resize: Texts = ()  # as config.init.resize
   tile: Texts = ()  # as config.init.tile
   frozen: bool = False  # not trained; checkpoints reference the source instead of storing parameters
+  dtype: str = ""  # frozen: dtype of the parameters in memory, bfloat16 or float32; empty: float32
 
   @property
   def subtrees(self) -> Texts:
@@ -566,6 +598,9 @@ class InitConfig:
   transfer_vocab: bool = key(
     False, "match embedding rows by token string, not by id; a new row is the mean of its old tokens"
   )
+  layers: Texts = key(
+    (), 'layers of the checkpoint that become the model\'s layers in order, counted from 0: "0,2,4"; empty: all layers'
+  )
   others: Mapping[str, InitSource] = key(
     {}, "further checkpoints for parts of the model: others.NAME.checkpoint, .rename, .frozen; docs/recipe.md"
   )
@@ -578,6 +613,8 @@ class InitConfig:
       where = f"config.init.others.{name}"
       if not source.checkpoint:
         raise UserError(f"{where}.checkpoint is empty; give the path of a checkpoint")
+      if source.dtype not in ("", "bfloat16", "float32"):
+        raise UserError(f"{where}.dtype={source.dtype}: unknown value. Known values: bfloat16, float32")
       if not source.subtrees or not all(source.subtrees):
         raise UserError(
           f"{where}.rename={','.join(source.rename)} must name the parts of the model to load from "
@@ -610,6 +647,12 @@ class InitConfig:
   def frozen_patterns(self) -> Texts:
     """Lists path patterns of parameters that a source freezes."""
     return tuple(pattern for source in self.others.values() if source.frozen for pattern in source.patterns)
+
+  @property
+  def halved_patterns(self) -> Texts:
+    """Lists path patterns of parameters that a source freezes in bfloat16."""
+    frozen = (source for source in self.others.values() if source.frozen and source.dtype == "bfloat16")
+    return tuple(pattern for source in frozen for pattern in source.patterns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -691,8 +734,10 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
 
 # Packages that register optional sections: "module:table", name -> "module:class".
 _ADAPTERS = "t2t.models.adapters:SECTIONS"
+PRUNING = {"pruning": "t2t.configuration.pruning_config:PruningConfig"}  # read by rules of optimizer.param_groups
+_OWN = "t2t.configuration.schema:PRUNING"
 # Optional section -> its record; setting one key creates the section with defaults for the others.
-OPTIONAL: lazy_table.LazyTable[type[DataclassRecord]] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS)
+OPTIONAL: lazy_table.LazyTable[type[DataclassRecord]] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS, _OWN)
 
 
 def is_adapter(section: str) -> bool:
@@ -724,6 +769,15 @@ class Config:
     if len(self.adapters) > 1:
       named = " and ".join(f"config.{name}" for name in self.adapters)
       raise UserError(f"{named} are set, but a run uses at most one adapter; keep only one of these sections")
+    # A section may name further checkpoints, such as the teachers of config.distillation.
+    sources: dict[str, InitSource] = {}
+    for record in self.sections.values():
+      sources |= getattr(record, "init_sources", {})
+    if sources:
+      init: dict[str, Any] = {"others": {**self.init.others, **sources}}
+      if self.init.layers and not self.init.checkpoint:
+        init["checkpoint"] = next(iter(sources.values())).checkpoint
+      object.__setattr__(self, "init", dataclasses.replace(self.init, **init))
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith("_") or name not in OPTIONAL:

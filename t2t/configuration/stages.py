@@ -87,8 +87,13 @@ _WHY = {
   "train": f"The key applies to the whole run. A stage may change {', '.join(_MAY['train'])}.",
   "mesh": "Parameters are sharded over devices once.",
   "init": "Parameters are initialized once, before the first stage.",
+  "distillation.teacher": "Teachers are read once, before the first stage.",
+  "distillation.logits": "Logits of all stages are opened at the start.",
+  "distillation.dtype": "Teachers are read once, before the first stage.",
+  "distillation.models": "Teachers are read once, before the first stage.",
+  "distillation.written": "Logits of all stages are opened at the start.",
 }
-_CHANGED = ("data", "train", "optimizer", "model")  # sections that a stage may change
+_CHANGED = ("data", "train", "optimizer", "model", "distillation")  # sections that a stage may change
 
 
 def of(config: Config) -> tuple[Stage, ...]:
@@ -220,6 +225,7 @@ def _check_key(config: Config, key: str, where: str) -> None:
   known = [
     f"{changed_section}.{field.name}"
     for changed_section in _CHANGED
+    if changed_section in there
     for field in dataclasses.fields(there[changed_section])
     if field.name in _MAY.get(changed_section, (field.name,)) and f"{changed_section}.{field.name}" not in _WHY
   ]
@@ -277,7 +283,7 @@ def _each_says_all(config: Config, stages: Sequence[Stage]) -> tuple[StageConfig
   for stage_config, stage in zip(config.stages, stages, strict=True):
     changes = {
       f"{section}.{field.name}": _plain(_value(stage.config, section, field))
-      for section in ("data", "train", "model")
+      for section in ("data", "train", "model", *(("distillation",) if "distillation" in config.sections else ()))
       for field in dataclasses.fields(getattr(config, section))
       if any(_value(x, section, field) != _value(config, section, field) for x in everywhere)
     }

@@ -31,7 +31,11 @@ def is_peft(path: str) -> bool:
 
 
 def kind_of(path: str) -> str:
-  """Returns the kind of a checkpoint: "hf", "peft", "t5x", or "t2t" for all others."""
+  """Returns the kind of a checkpoint: "int8", "hf", "peft", "t5x", or "t2t" for all others."""
+  from t2t.storage import gcs
+
+  if (gcs.absolute(path) / "int8.safetensors").exists():
+    return "int8"
   for kind, is_one in (("peft", is_peft), ("hf", is_huggingface), ("t5x", is_t5x)):
     if is_one(path):
       return kind
@@ -49,8 +53,10 @@ def open_foreign(path: str, *, where: str = "") -> "Foreign":
     UserError: it cannot be read.
   """
   from t2t import UserError
-  from t2t.convert import huggingface, t5x
+  from t2t.convert import huggingface, int8, t5x
 
+  if kind_of(path) == "int8":
+    return int8.open_foreign(path, where=where)
   if is_peft(path):
     raise UserError(
       f"{where}{path} is a PEFT adapter without its base model. Run"

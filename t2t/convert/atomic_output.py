@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import errno
-import fcntl
 import glob
 import pathlib
 import shutil
@@ -97,29 +96,31 @@ def _held(part: epath.Path) -> Iterator[None]:
   if _is_remote(part):
     yield
     return
+  from t2t.runtime import file_lock
+
   part.parent.mkdir(parents=True, exist_ok=True)
   path = _lock_of(part)
   with path.open("w") as file:
-    try:
-      # Lock before the folder exists, so that it is never seen without a lock.
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      path.unlink(missing_ok=True)  # without locks on this disk, the folder never counts as abandoned
+    # Lock before the folder exists, so that it is never seen without a lock.
+    with contextlib.suppress(OSError):
+      file_lock.lock(file)
     try:
       yield
     finally:
-      path.unlink(missing_ok=True)
+      file_lock.remove(file, path)
 
 
 def _remove_abandoned(out: epath.Path) -> None:
   """Removes incomplete folders of killed conversions to the same path: their locks are free."""
+  from t2t.runtime import file_lock
+
   for path in sorted(pathlib.Path(out.parent).glob(f"{glob.escape(out.name)}{_PART}*{_LOCK}")):
     part = epath.Path(str(path).removesuffix(_LOCK))
     with contextlib.suppress(OSError), path.open("r+") as file:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      print(f"{part}: removing the incomplete output of a killed conversion", file=sys.stderr)
-      _remove(part)
-      path.unlink(missing_ok=True)
+      if file_lock.lock(file):
+        print(f"{part}: removing the incomplete output of a killed conversion", file=sys.stderr)
+        _remove(part)
+        file_lock.remove(file, path)
 
 
 def _remove(folder: epath.Path) -> None:

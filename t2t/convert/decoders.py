@@ -326,7 +326,12 @@ def one_base(bases: Mapping[str, Any], default: float) -> float:
   return next(iter(there.values()), default)
 
 
-def _read_llama(settings: hf_mappings.Settings) -> dict[str, Any]:
+def read_llama(settings: hf_mappings.Settings) -> dict[str, Any]:
+  """Returns the fields of a Llama that are no plain keys.
+
+  Raises:
+    hf_mappings.Unknown: t2t does not support a value.
+  """
   num_heads = settings.get("num_attention_heads", 32)
   num_kv_heads = settings.get("num_key_value_heads") or num_heads
   return {
@@ -391,7 +396,7 @@ LLAMA = hf_mappings.Family(
   prefix="model.",
   copies={"lm_head.weight": "model.embed_tokens.weight"},
   buffers=(".rotary_emb.inv_freq",),
-  read=_read_llama,
+  read=read_llama,
   write=_write_llama,
 )
 
@@ -401,7 +406,7 @@ def _read_mistral(settings: hf_mappings.Settings) -> dict[str, Any]:
   if window == 1:
     raise hf_mappings.Unknown("sliding_window=1: t2t supports only windows of at least 2 positions")
   # Hugging Face's window includes the position itself.
-  return _read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
+  return read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
 
 
 def _write_mistral(fields: hf_mappings.Settings) -> dict[str, Any]:
@@ -443,7 +448,7 @@ QWEN2 = dataclasses.replace(
   must={"use_sliding_window": (False,)},
   fields=LLAMA.fields | {"qkv_biases": True},
   names=QWEN2_NAMES,
-  read=lambda settings: _read_llama({"num_key_value_heads": 32} | dict(settings)),
+  read=lambda settings: read_llama({"num_key_value_heads": 32} | dict(settings)),
 )
 
 QWEN3 = dataclasses.replace(
@@ -464,5 +469,5 @@ QWEN3 = dataclasses.replace(
   must={"attention_bias": (False,), "use_sliding_window": (False,)},
   fields=LLAMA.fields | {"qk_norm": True},
   names=QWEN3_NAMES,
-  read=lambda settings: _read_llama({"head_dim": 128} | dict(settings)),
+  read=lambda settings: read_llama({"head_dim": 128} | dict(settings)),
 )

@@ -30,6 +30,8 @@ FAMILIES: LazyTable[Family] = LazyTable(
     "deberta-v2": "t2t.convert.deberta:DEBERTA_V2",
     "longformer": "t2t.convert.longformer:LONGFORMER",
     "modernbert": "t2t.convert.modern_bert:MODERN_BERT",
+    "modernbert-decoder": "t2t.convert.modern_bert:DECODER",
+    "eurobert": "t2t.convert.eurobert:EUROBERT",
     "xlnet": "t2t.convert.xlnet:XLNET",
     "gpt2": "t2t.convert.decoders:GPT2",
     "mpt": "t2t.convert.decoders:MPT",
@@ -195,6 +197,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "attention_init_bias",
     *("memory_length", "memory_reuse"),  # a row without a memory has the same logits
     "dropout_rate",
+    "layer_drop",
     "broadcast_dropout",
     "dtype",
     "gradient_dtype",

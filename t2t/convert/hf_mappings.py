@@ -93,6 +93,7 @@ class Family:
   transposed: whether matrices are [out, in], as in torch; t2t's are [in, out].
   shapes: name -> shape in transformers, if it splits or adds axes, and whether it is [out, in].
   sections: keys of config.json with the settings of one stack, each with the special ids.
+  ids: special ids of an export without a vocabulary, where transformers accepts no null or has another default.
   square: whether heads * head_dim is the width, so that config.json has no key for head_dim.
   read: converts keys besides `keys` to fields.
   write: converts fields to these keys.
@@ -125,6 +126,7 @@ class Family:
     default_factory=dict
   )
   sections: tuple[str, ...] = ()
+  ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
   square: bool = False
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[Settings], dict[str, Any]] = lambda fields: {}

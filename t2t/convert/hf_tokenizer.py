@@ -205,6 +205,8 @@ def files(foreign: Foreign, family: Family) -> Files:
   sentinels = [f"<extra_id_{i}>" for i in range(foreign.extra_ids)]
   length = _longest(foreign)
   mask_id = None if foreign.model.kind.is_generative else vocabularies.find_mask_id(vocabulary)
+  if mask_id is not None and "mask_token_id" in family.ids:
+    ids["mask_token_id"] = mask_id
   if foreign.vocabulary == "bytes":
     return _bytes(sentinels, ids, mask_id, length, has_types=foreign.model.segment_types > 1)
   path = epath.Path(foreign.vocabulary)

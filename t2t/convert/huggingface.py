@@ -659,7 +659,7 @@ def save(
   settings = settings | {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   # The defaults are ids of the published vocabularies, which may be outside this one.
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.is_generative else _IDS
-  settings = dict.fromkeys(ids) | settings | files.ids
+  settings = dict.fromkeys(ids) | dict(family.ids) | settings | files.ids
   for section in family.sections:
     start = {"bos_token_id": settings.get("decoder_start_token_id", settings["bos_token_id"])}
     settings[section] = settings[section] | {name: settings[name] for name in _IDS} | start

@@ -195,6 +195,7 @@ def place_on_mesh(foreign: Foreign, wanted: Mapping[str, tuple[str, jax.ShapeDty
   for name, (path, x) in wanted.items():
     tensor = foreign.tensors[path] if path in foreign.tensors else foreign.pooler[path.rpartition("/")[2]]
     array = tensor.read()
+    array = array.astype(np.int8) if x.dtype == np.int8 else array
     shard = functools.partial(_shard, array, x.shape)
     placed[name] = jax.make_array_from_callback(x.shape, x.sharding, shard, dtype=x.dtype)
     # Copies to a device run in the background: without waiting, the host would hold all tensors at once.

@@ -1,6 +1,7 @@
-"""ModernBERT of Hugging Face; hf_mappings.py explains the tables."""
+"""ModernBERT of Hugging Face, as an encoder and as a decoder (Ettin); hf_mappings.py explains the tables."""
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 from t2t.convert import decoders, encoders, hf_mappings
@@ -158,4 +159,62 @@ MODERN_BERT = hf_mappings.Family(
   square=True,
   read=_read_modern_bert,
   write=_write_modern_bert,
+)
+
+
+# ---- The decoder -----------------------------------------------------------------------------------------------------
+
+_DECODER_ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+_DECODER_NAMES = {
+  theirs.replace("head.", "lm_head.", 1): (
+    tuple(path.replace("encoder/", "decoder/") for path in ours)
+    if isinstance(ours, tuple)
+    else ours.replace("encoder/", "decoder/")
+  )
+  for theirs, ours in _NAMES.items()
+  if "Wqkv" not in theirs
+} | {
+  f"model.layers.{{}}.attn.{theirs}.weight": f"decoder/layers/self_attention/{ours}"
+  for theirs, ours in _DECODER_ATTENTION.items()
+}
+
+
+def _read_decoder(settings: hf_mappings.Settings) -> dict[str, Any]:
+  fields = _read_modern_bert(settings)
+  # transformers counts the position itself in the half window.
+  window = fields["attention_window"]
+  if window == 1:
+    raise hf_mappings.Unknown(
+      f"local_attention={settings['local_attention']}: t2t supports only windows of at least 2 positions"
+    )
+  return fields | {"attention_window": window - 1 if window else 0}
+
+
+def _write_decoder(fields: hf_mappings.Settings) -> dict[str, Any]:
+  window = fields["attention_window"]
+  return _write_modern_bert({**fields, "attention_window": window + 1 if window else 0})
+
+
+DECODER = dataclasses.replace(
+  MODERN_BERT,
+  model_type="modernbert-decoder",
+  model_class="ModernBertDecoderForCausalLM",
+  bare_class="",
+  tasks={
+    # Applied to the last token.
+    "ModernBertDecoderForSequenceClassification": hf_mappings.HeadTask(
+      ("class", "score"),
+      {"head.dense.weight": "pooler", "head.norm.weight": "norm/scale", "classifier.weight": "projection"},
+      dropout_key="classifier_dropout",
+      dropout_rate=0.0,
+      fields={"pooler": "norm", "bias": False},
+    )
+  },
+  keys={key: row for key, row in MODERN_BERT.keys.items() if key != "num_hidden_layers"}
+  | {"num_hidden_layers": ("num_decoder_layers", 22)},
+  fields=MODERN_BERT.fields | {"architecture": "decoder_only"},
+  names=_DECODER_NAMES,
+  ids={"pad_token_id": 0, "bos_token_id": 0},
+  read=_read_decoder,
+  write=_write_decoder,
 )

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import types
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -25,6 +26,7 @@ from t2t.storage.safe_read import COPY_AGAIN
 
 # Dtypes of parameters; other dtypes are buffers or quantized weights.
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(jnp.bfloat16)}
+INTEGERS = {"I8": np.dtype("i1"), "U8": np.dtype("u1"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4")}
 # Bytes of each dtype of the format.
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _SIZES |= {"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
@@ -56,13 +58,16 @@ class TensorEntry:
   def nbytes(self) -> int:
     return math.prod(self.shape) * _SIZES[self.dtype]
 
-  def read(self) -> np.ndarray:
+  def read(self, integers: np.dtype | None = None) -> np.ndarray:
     """Reads the tensor, and no other part of the file.
+
+    Args:
+      integers: dtype of a tensor of signed bytes; None: the tensor must be a float.
 
     Raises:
       UserError: it is not a float: it was quantized, or is not a parameter.
     """
-    if self.dtype not in DTYPES:
+    if self.dtype not in DTYPES and (integers is None or self.dtype != "I8"):
       raise UserError(
         f"{self.path}: {self.name} has the dtype {self.dtype}, but parameters must have one of {', '.join(DTYPES)}."
         " If the checkpoint is quantized, convert it to floats with the library that quantized it."
@@ -74,7 +79,8 @@ class TensorEntry:
       raise UserError(
         f"{self.path} ends within {self.name}: the file was truncated during the read. Run the command again."
       )
-    return np.frombuffer(content, DTYPES[self.dtype]).reshape(self.shape)
+    dtype = DTYPES.get(self.dtype, integers)
+    return np.frombuffer(content, dtype).reshape(self.shape)
 
 
 def read_header(path: epath.Path) -> dict[str, TensorEntry]:
@@ -83,6 +89,11 @@ def read_header(path: epath.Path) -> dict[str, TensorEntry]:
   Raises:
     UserError: the file is not safetensors, is truncated, or its tensors overlap or leave unused bytes.
   """
+  return read_entries_and_metadata(path)[0]
+
+
+def read_entries_and_metadata(path: epath.Path) -> tuple[dict[str, TensorEntry], Mapping[str, Any]]:
+  """Returns the tensors of a file as `read_header`, and the metadata of its header; raises as `read_header`."""
   size = safe_read.size(path)
   with path.open("rb") as file:
     start = file.read(8)
@@ -115,7 +126,8 @@ def read_header(path: epath.Path) -> dict[str, TensorEntry]:
       f"{path} is truncated: the header requires {needed:,} bytes, but the file has only {size:,}. {COPY_AGAIN}"
     )
   _check_gapless(path, list(entries.values()), begin=8 + length, end=size)
-  return entries
+  metadata = header.get("__metadata__")
+  return entries, metadata if isinstance(metadata, dict) else {}
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,16 +179,26 @@ class SafetensorsWriter:
   Args:
     path: the file.
     shapes: name -> shape, in writing order.
-    dtype: a key of `DTYPES`, of all tensors.
+    dtype: a key of `DTYPES` or `INTEGERS`, of all tensors, or by name.
+    metadata: further entries of the header's metadata.
   """
 
-  def __init__(self, path: epath.Path, shapes: Mapping[str, tuple[int, ...]], *, dtype: str):
-    self._dtype, self._left = DTYPES[dtype], list(shapes.items())
-    header: dict = {"__metadata__": {"format": "pt"}}
+  def __init__(
+    self,
+    path: epath.Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    dtype: str | Mapping[str, str],
+    metadata: Mapping[str, str] = types.MappingProxyType({}),
+  ):
+    self._left = list(shapes.items())
+    self._names = dict.fromkeys(shapes, dtype) if isinstance(dtype, str) else dict(dtype)
+    self._dtypes = {name: {**DTYPES, **INTEGERS}[kind] for name, kind in self._names.items()}
+    header: dict = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name, shape in shapes.items():
-      end = offset + math.prod(shape) * self._dtype.itemsize
-      header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+      end = offset + math.prod(shape) * self._dtypes[name].itemsize
+      header[name] = {"dtype": self._names[name], "shape": list(shape), "data_offsets": [offset, end]}
       offset = end
     text = json.dumps(header).encode()
     # Pad with spaces, so that the tensors are aligned.
@@ -192,7 +214,7 @@ class SafetensorsWriter:
     expected, shape = self._left.pop(0)
     if name != expected or value.shape != tuple(shape):
       raise ValueError(f"expected {expected} {shape}, got {name} {value.shape}")
-    content = np.ascontiguousarray(value, self._dtype)
+    content = np.ascontiguousarray(value, self._dtypes[name])
     self._file.write(content.tobytes() if self._remote else content.reshape(-1).view(np.uint8).data)
     return content.nbytes
 

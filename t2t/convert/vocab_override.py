@@ -9,7 +9,7 @@ from etils import epath
 
 from t2t import UserError
 from t2t.convert.lazy_tensors import Foreign
-from t2t.storage import hub, vocabulary_files
+from t2t.storage import gcs, hub, vocabulary_files
 
 BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _T5_SENTINELS = 100
@@ -77,6 +77,7 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
 def _vocabulary_at(spec: str, where: str) -> _Found:
   if spec == "bytes":
     return _Found(spec, BYTES)
+  spec = gcs.fetched(spec, where=where.removesuffix(spec), vocabulary=True)
   path = epath.Path(spec).expanduser()
   if not path.exists():
     hub.check(spec, where=where.removesuffix(spec))

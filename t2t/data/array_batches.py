@@ -90,7 +90,7 @@ class OwnData:
     self._eval_rows(run[-1].config)
 
   def vocabulary(self, config: Config) -> Any:
-    """Returns the vocabulary of config.data.vocabulary, which loads TensorFlow; None if the key is empty."""
+    """Returns the vocabulary of config.data.vocabulary, None if the key is empty."""
     if config.data.vocabulary and self._vocabulary is None:
       from t2t.data import vocabularies
 
@@ -107,16 +107,16 @@ class OwnData:
         "with config.init.checkpoint."
       )
     if vocabulary is not None:
-      from t2t.data import train_data
+      from t2t.data import vocabularies
 
-      train_data.check_vocabulary(config, vocabulary, vocabulary_folder, saved)
+      vocabularies.check_run(vocabulary, vocabulary_folder, saved, spec=config.data.vocabulary)
 
   def keep_vocabulary(self, vocabulary: Any, folder: epath.Path) -> None:
     """Saves the vocabulary as `train_data.keep_vocabulary` does."""
     if vocabulary is not None:
-      from t2t.data import train_data
+      from t2t.data import vocabularies
 
-      train_data.keep_vocabulary(vocabulary, folder)
+      vocabularies.save(vocabulary, folder)
 
   def batches(self, run: Sequence[Stage], mesh: jax.sharding.Mesh, **_: Any) -> "OwnBatches":
     """Returns the training batches, from the first."""

@@ -18,7 +18,7 @@ from t2t import UserError, feature_spec, sharding
 from t2t.configuration.renamed_keys import current_key
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows as rows_lib
-from t2t.data import sources
+from t2t.data import sources, vocabularies
 from t2t.data.sources import bad_records, file_fingerprints, named
 from t2t.runtime import console, waiting
 
@@ -41,31 +41,16 @@ def stream_name(stream: int, num_streams: int) -> str:
   return f"stream-{stream:05d}-of-{num_streams:05d}"
 
 
-_CONTENT = ", content "
 _SPECIAL_TOKENS = "data.special_tokens"
 _KEPT = "vocabulary"  # name of the folder with a run's own copy of the vocabulary
 
 
-def vocabulary_name(spec: str, digest: str) -> str:
-  """Returns the name of a vocabulary in the identity of a stream.
-
-  In:  "runs/vocabulary/spiece.model", "9f86d081884c7d65"
-  Out: "spiece.model, content 9f86d081884c7d65"
-  """
-  return spec.rsplit("/", 1)[-1] + (f"{_CONTENT}{digest}" if digest else "")
-
-
-def vocabulary_digest(name: str) -> str:
-  """Returns the digest in a name of `vocabulary_name`; "" in names of older versions."""
-  return name.rpartition(_CONTENT)[2] if _CONTENT in name else ""
-
-
 def _is_same_vocabulary(old: str, new: str) -> bool:
   """Compares two vocabularies by content if both names have a digest, otherwise by name."""
-  if vocabulary_digest(old) and vocabulary_digest(new):
-    return vocabulary_digest(old) == vocabulary_digest(new)
-  names = [name.rpartition(_CONTENT)[0] if _CONTENT in name else name for name in (old, new)]
-  return names[0] == names[1] or names[1] == _KEPT  # vocabularies.check_saved has compared its content
+  (old_spec, old_digest), (new_spec, new_digest) = vocabularies.unnamed(old), vocabularies.unnamed(new)
+  if old_digest and new_digest:
+    return old_digest == new_digest
+  return old_spec == new_spec or new_spec == _KEPT  # vocabularies.check_saved has compared its content
 
 
 def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> dict[int, set[tuple[int, int]]]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import offline_cache, raw_text, registry, task_resolution, vocabularies
-from t2t.runtime import amounts
+from t2t.runtime import amounts, versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load_beam():
     from seqio import beam_utils
   except ImportError as error:
     raise UserError(
-      f"Apache Beam cannot be imported ({error}). Run pip install -e '.[cache]'. If this environment has "
+      f"Apache Beam cannot be imported ({error}). Run {versions.install_command('cache')}. If this environment has "
       "newer packages than Beam allows, use a separate environment."
     ) from error
   finally:

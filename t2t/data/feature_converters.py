@@ -151,6 +151,7 @@ class NextTokensFeatureConverter(seqio.FeatureConverter):
     decoder_causal_attention [1, 1, 1, 1, 0, 0, 0, 0]
          decoder_segment_ids [1, 1, 1, 1, 2, 2, 2, 0]
            decoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
+  A task's "noise_levels" become decoder_noise_levels.
   """
 
   TASK_FEATURES = dict.fromkeys(feature_spec.NEXT_TOKENS, _SPEC)
@@ -158,6 +159,12 @@ class NextTokensFeatureConverter(seqio.FeatureConverter):
     ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_causal_attention"), _SPEC
   )
   PACKING_FEATURE_DTYPES = {"decoder_segment_ids": tf.int32, "decoder_positions": tf.int32}
+
+  def __init__(self, task_features: Sequence[str] = (), **options):
+    super().__init__(**options)
+    self._beside_names = {name: feature_spec.BESIDE_NEXT_TOKENS[name] for name in task_features}
+    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._beside_names, _SPEC)}
+    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._beside_names.values(), _SPEC)}
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -172,7 +179,7 @@ class NextTokensFeatureConverter(seqio.FeatureConverter):
       if self.pack:
         model_features["decoder_segment_ids"] = segments
         model_features["decoder_positions"] = example["inputs_positions"]
-      return model_features
+      return model_features | {name: example[task_feature] for task_feature, name in self._beside_names.items()}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
@@ -312,6 +319,7 @@ def convert(
   beside_features = _BESIDE_TARGETS if kind.has_encoder_and_decoder else feature_spec.optional_features(kind)
   beside_names = {name: of_model for name, of_model in beside_features.items() if name in lengths}
   zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.is_generative
+  optional = tuple(beside_names)
   seen = {"loss_weights": "decoder_loss_weights", "both_ways": "decoder_causal_attention"}
   beside_names |= seen if "both_ways" in lengths else {}
   shift = 0 if zero_is_padding and not beside_names else 1
@@ -322,8 +330,9 @@ def convert(
     converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
-    options |= {} if kind.is_decoder_only else {"task_features": tuple(beside_names)}
-    make = NextTokensFeatureConverter if "both_ways" in lengths else FEATURE_CONVERTERS[architecture]
+    has_direction = "both_ways" in lengths
+    options |= {"task_features": optional} if has_direction or not kind.is_decoder_only else {}
+    make = NextTokensFeatureConverter if has_direction else FEATURE_CONVERTERS[architecture]
     converter = make(bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)

@@ -9,7 +9,7 @@ from typing import Any
 import seqio
 
 from t2t.configuration.schema import DataConfig
-from t2t.data import batch_iterator, run_sources, task_resolution, vocabularies
+from t2t.data import run_sources, task_resolution, vocabularies
 from t2t.data.sources import file_fingerprints, named
 
 
@@ -17,10 +17,11 @@ def settings(
   data: DataConfig, vocabulary: seqio.Vocabulary, *, batch_size: int, seed: int, num_streams: int
 ) -> dict[str, Any]:
   """Returns the settings that determine the order of the data, by config key. Folders may move: files count by name."""
-  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir"}
+  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary"}
+  left_out |= {"cache_dir", "hub_revisions"}
   # A skipped bad record does not move the others.
   left_out |= {"benchmark_dirs", "max_bad_record_fraction", "allow_changed_files"}
-  left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table"}
+  left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table", "tokens_dtype", "tokens_end"}
   left_out |= {key for key in ("both_directions", "language_tags", "continuous_rows") if not getattr(data, key)}
   left_out |= {key for key in ("mask_rate", "random_rate") if getattr(data, key) < 0}
   left_out |= {"templates", "template_names", "template_blank", "train_labels"}  # their contents count
@@ -43,13 +44,14 @@ def settings(
   if data.train_labels:
     from t2t.data import label_files
 
-    identity["data.train_labels"] = _digest(label_files.read(data.train_labels)._asdict())
+    labels = label_files.read(data.train_labels)
+    identity["data.train_labels"] = _digest({"rows": labels.rows, "logits": labels.logits})
   for name, folder in data.benchmark_dirs.items():
     if folder:
       identity[f"data.benchmark_dirs.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
   return {
     **identity,
-    "data.vocabulary": batch_iterator.vocabulary_name(data.vocabulary, vocabularies.digest(vocabulary)),
+    "data.vocabulary": vocabularies.named(data.vocabulary, vocabularies.digest(vocabulary)),
     "data.num_streams": num_streams,
     "train.batch_size": batch_size,
     "train.seed": seed,

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import functools
 import json
-import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import task_resolution
 from t2t.data.sources import named
-from t2t.storage import encoding
+from t2t.storage import encoding, gcs, safe_read
 
 SOFT = "soft_labels"  # field of a record with a teacher's logits
 # Logit of the right class where a record has a label and no teacher: its softmax is 1 at any common temperature.
@@ -49,10 +48,8 @@ def read(path: str) -> Labels:
     UserError: the file cannot be read; names the line.
   """
   where = f"config.data.train_labels={path}"
-  try:
-    lines = encoding.lines(pathlib.Path(path).read_text())
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"{where}: cannot be read ({type(error).__name__}); give a file of JSON lines") from error
+  gcs.check(path, where="config.data.train_labels=")
+  lines = encoding.lines(safe_read.read_text(gcs.absolute(path), where=where))
   rows: dict[str, dict[int, int]] = {}
   logits: dict[str, dict[int, list[float]]] = {}
   sizes = set()

@@ -1,5 +1,7 @@
 """Lookup of registered seqio tasks and mixtures, after importing the modules that register them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 import contextlib
 import difflib
@@ -13,10 +15,10 @@ import sys
 import traceback
 from typing import Any
 
-import seqio
-
 from t2t import UserError
-from t2t.runtime import imports
+from t2t.runtime import data_packages, imports
+
+seqio = data_packages.lazy_module("seqio")
 
 _TASK_MODULES = "config.data.task_modules"
 

@@ -26,7 +26,9 @@ from t2t.data import (
   vocabularies,
 )
 from t2t.data.sources import bad_records, file_fingerprints, file_validation, text_files
+from t2t.models.architecture import architecture_of
 from t2t.models.config import HeadConfig
+from t2t.runtime.lazy_table import load
 
 _ALL = "config.data"  # the config section of the data
 _OF_TEXT = frozenset(key.removeprefix("data.") for key in batch_iterator.OF_FILES)
@@ -278,7 +280,12 @@ def templated(data: DataConfig, provider: task_resolution.Provider) -> task_reso
 
   where = f"config.data.templates={data.templates}"
   known_templates = templates.load(data.templates, names=data.template_names)
-  apply = lambda task: templates.apply(task, known_templates, where=where, blank=data.template_blank)
+
+  def apply(task: seqio.Task) -> seqio.Task:
+    # Text that is mixed with tasks has an objective instead of records.
+    is_text = bool(data.sources) and bool(objectives.of(task))
+    return task if is_text else templates.apply(task, known_templates, where=where, blank=data.template_blank)
+
   return task_resolution.copy(provider, apply, lambda rate: rate)
 
 
@@ -374,6 +381,7 @@ class TextFiles(Text):
   """Files of config.data.files, or of a named source."""
 
   kind = "files"
+  unit = "characters"  # of a text's length
 
   @classmethod
   def reads(cls, data: DataConfig) -> bool:
@@ -455,7 +463,7 @@ class TextFiles(Text):
     if count < batch_size:
       smaller = f", or set config.train.batch_size={count} or less" if count else ""
       raise UserError(
-        f"config.data.files: {scanned.documents} document(s) with {scanned.characters:,} characters make {count} "
+        f"config.data.files: {scanned.documents} document(s) with {scanned.characters:,} {self.unit} make {count} "
         f"example(s), fewer than config.train.batch_size={batch_size}. Give more text{smaller}."
       )
 
@@ -501,10 +509,15 @@ class RegisteredTasks(RunSource):
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Provider:
     _check_is_one(self.data)
     provider = adapted(self.data, self.registered())
-    if not heads:
+    reads_blanks = self.data.templates and architecture and not architecture_of(architecture).is_generative
+    if not heads and not reads_blanks:
       return provider
     from t2t.data import head_examples
 
+    if not heads:
+      from t2t.data.head_examples import masked_words
+
+      return masked_words.for_tokens(provider, architecture)
     return head_examples.for_heads(provider, architecture, heads)
 
   def registered(self) -> task_resolution.Provider:
@@ -632,4 +645,6 @@ KINDS: list[type[RunSource]] = [MixedSources, TextFiles, TableTask, RegisteredTa
 
 def of(data: DataConfig, where: str = _ALL) -> RunSource:
   """Returns the source that a config names; for `where` see `RunSource`."""
+  if data.has_tokens and not (data.labels or data.table):
+    return load("t2t.data.token_task:TokenFiles")(data, where)
   return next(kind for kind in KINDS if kind.reads(data))(data, where)

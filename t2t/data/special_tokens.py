@@ -1,12 +1,15 @@
 """Special tokens around texts: several texts in one sequence, cut to fit."""
 
+from __future__ import annotations
+
 import dataclasses
 
-import seqio
-import tensorflow as tf
-
-from t2t.data import vocabularies
+from t2t.data import vocabularies, vocabulary_classes
 from t2t.models.architecture import ARCHITECTURES
+from t2t.param_tree import Vocabulary
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Framing:
     return len(self.begin) + len(self.between) * (number - 1) + len(self.end)
 
   @classmethod
-  def of(cls, vocabulary: seqio.Vocabulary, architecture: str) -> "Framing":
+  def of(cls, vocabulary: Vocabulary, architecture: str) -> Framing:
     """Returns the ids around texts in the pre-training of an architecture.
 
     An encoder has [CLS] a [SEP] b [SEP] (BERT), or <s> a </s></s> b </s> with BOS as [CLS] (RoBERTa). In a vocabulary
@@ -37,10 +40,10 @@ class Framing:
     return cls((cls_id,), (sep_id,) * (2 if vocabularies.starts_with_bos(vocabulary) else 1), (sep_id,))
 
 
-def encode(vocabulary: seqio.Vocabulary, texts: tf.Tensor) -> tf.RaggedTensor:
+def encode(vocabulary: Vocabulary, texts: tf.Tensor) -> tf.RaggedTensor:
   """Returns the ids of each text, int32 [texts, (tokens)], without EOS."""
   spec = tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0)
-  if isinstance(vocabulary, seqio.ByteVocabulary):  # its own function takes only texts of one length
+  if vocabulary_classes.is_bytes(vocabulary):  # its own function takes only texts of one length
     return tf.map_fn(lambda text: tf.cast(vocabulary.encode_tf(text), tf.int32), texts, fn_output_signature=spec)
   return tf.cast(vocabulary.encode_tf(texts), tf.int32)
 

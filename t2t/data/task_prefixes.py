@@ -1,6 +1,6 @@
 """Task prefixes: the text before the inputs of a task, by which a model distinguishes tasks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import seqio
@@ -36,17 +36,8 @@ _WRITES: dict[Callable, Callable[[Mapping[str, Any]], str]] = {
   qa_preprocessors.tagged: lambda options: f"{options['prefix']}: ",
 }
 
-_DENOISERS: dict[str, Sequence[denoisers.Denoiser]] = {
-  "ul2": (*denoisers.R_DENOISERS, *denoisers.S_DENOISERS, *denoisers.X_DENOISERS),
-  "r_denoising": denoisers.R_DENOISERS,
-  "s_denoising": denoisers.S_DENOISERS,
-  "x_denoising": denoisers.X_DENOISERS,
-}
 
-
-def of_objective(name: str) -> tuple[str, ...]:
-  """Returns the mode tokens of UL2's objectives: "[NLU] ", "[S2S] ", "[NLG] "; other objectives have none."""
-  return tuple(dict.fromkeys(f"{denoiser.mode} " for denoiser in _DENOISERS.get(name, ())))
+_DENOISERS = denoisers.OF_OBJECTIVES
 
 
 def of(provider: Provider) -> tuple[str, ...]:
@@ -68,5 +59,6 @@ def _of_task(task: seqio.Task) -> list[str]:
       prefixes.append(_WRITES[function](options))
     elif isinstance(prefix := options.get("prefix"), str) and prefix:
       prefixes.append(prefix if prefix.endswith(" ") else f"{prefix} ")
-    prefixes += of_objective(getattr(step, "objective", ""))
+    if (objective := getattr(step, "objective", "")) in _DENOISERS:
+      prefixes += denoisers.mode_tokens(objective)
   return prefixes

@@ -121,7 +121,9 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
     loss = (
       "tokens_and_heads"
       if objective_heads
-      else "heads"
+      else "diffusion"
+      if _objectives_of(config, provider) & set(feature_spec.DIFFUSION)
+      else ("early_exit" if model.exits else "heads")
       if answered and not model.kind.is_generative
       else "cross_entropy"
     )
@@ -279,15 +281,18 @@ def _with_intervals(config: Config, epoch: int) -> Config:
   return config.with_(**steps)
 
 
+def _objectives_of(config: Config, provider: seqio.Task | seqio.Mixture | None) -> set[str]:
+  made_here = {config.data.objective} if config.data.is_text else set()
+  return made_here if provider is None else objectives.of(provider)
+
+
 def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
   """Returns the heads that the objectives of a run ask; all objectives must ask the same.
 
   Raises:
     UserError: they ask different heads, or an objective is unknown.
   """
-  made_here = {config.data.objective} if config.data.is_text else set()
-  names = made_here if provider is None else objectives.of(provider)
-  heads = {name: objectives.heads_of(name) for name in sorted(names)}
+  heads = {name: objectives.heads_of(name) for name in sorted(_objectives_of(config, provider))}
   if len(set(heads.values())) > 1:
     listed = "; ".join(
       f"{name}: {', '.join(head.name for head in objective_heads) or 'none'}" for name, objective_heads in heads.items()
@@ -322,8 +327,8 @@ def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Conf
 
 def _check_learns(provider: seqio.Task | seqio.Mixture | None, config: Config) -> None:
   """Refuses a task with generated answers for a model that does not generate."""
-  if provider is None or config.model.kind.is_generative:
-    return
+  if provider is None or config.model.kind.is_generative or config.data.templates:
+    return  # an encoder learns the words of a template as masked tokens
   for task in task_resolution.tasks_of(provider):
     if task.metric_fns and not objectives.of(task):
       raise UserError(
@@ -445,6 +450,10 @@ def _check_loss(config: Config) -> None:
       f"{where}: the examples have no answers for heads, but config.train.loss={config.train.loss} needs such answers. "
       f"Choose one of the objectives {asking}, or set config.train.loss=cross_entropy."
     )
+  if config.train.loss == "diffusion" or names & set(feature_spec.DIFFUSION):
+    from t2t.losses import diffusion  # few runs are of masked diffusion
+
+    diffusion.check_objectives(names, config.train.loss, where=where)
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(
@@ -477,7 +486,7 @@ def _check_sees(config: Config) -> None:
   if config.model.bidirectional_prefix or not config.model.kind.is_decoder_only:
     return
   for names, where, *_ in _named_parts(config):
-    if "masked_next_token" in names:
+    if names & {"masked_next_token", *feature_spec.DIFFUSION}:
       raise UserError(
         f"{where} needs bidirectional attention, but config.model.bidirectional_prefix=False makes attention causal. "
         "Set config.model.bidirectional_prefix=True."
@@ -555,15 +564,7 @@ def check_vocabulary(
   Raises:
     UserError: the vocabularies differ.
   """
-  spec, digest = config.data.vocabulary, vocabularies.digest(vocabulary)
-  if hosts.share(digest) != digest:
-    raise UserError(
-      f"config.data.vocabulary={spec}: the vocabulary on this host differs from the vocabulary on the first host. Copy "
-      "the vocabulary from the first host."
-    )
-  if saved is not None:
-    noted = batch_iterator.vocabulary_digest(str(saved.get("data.vocabulary", "")))
-    vocabularies.check_saved(vocabulary, copy_folder, noted=noted, spec=spec)
+  vocabularies.check_run(vocabulary, copy_folder, saved, spec=config.data.vocabulary)
 
 
 def batches(

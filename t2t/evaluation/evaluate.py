@@ -3,6 +3,7 @@
 The module implements `t2t eval`; training calls `Evaluation` between steps.
 """
 
+import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import sys
@@ -15,16 +16,7 @@ import numpy as np
 from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
-from t2t.data import (
-  first_examples,
-  pipeline,
-  postprocessors,
-  registry,
-  tables,
-  task_ids,
-  task_resolution,
-  vocabularies,
-)
+from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
 from t2t.data.sources import bad_records
 from t2t.evaluation import classes, few_shot, intervals, item_statistics, methods, results, task_metrics
 from t2t.inference import predictor, ties
@@ -165,6 +157,59 @@ class Evaluation:
       )
     return method.class_logits(self._tasks[0], self._examples[self._tasks[0].name], params)
 
+  def exit_logits(self, params: Params) -> "dict[seqio.Task, np.ndarray]":
+    """Returns the logits of each task's head after every layer, float32 [examples, layers, classes].
+
+    Raises:
+      UserError: the model does not predict with heads.
+    """
+    return {task: self._heads().exit_logits(task, self._examples[task.name], params) for task in self._tasks}
+
+  def of_logits(self, task: "seqio.Task", logits: Sequence[np.ndarray]) -> results.Result:
+    """Returns the result of a task with these logits of its head for each example."""
+    answers = self._heads().answers_of(task, self._examples[task.name], logits)
+    return self._result(task, answers, None, with_intervals=False)
+
+  def of_majority(self, task: "seqio.Task") -> results.Result:
+    """Returns the result of a task if every answer is the most frequent target text."""
+    examples = self._examples[task.name]
+    targets = [methods.text(x["targets_pretokenized"]) for x in examples if not _is_unlabelled(x)]
+    text = collections.Counter(targets).most_common(1)[0][0]
+    answers = methods.Answers([text] * len(examples), np.zeros(len(examples)), [()] * len(examples))
+    return self._result(task, answers, None, with_intervals=False)
+
+  def _heads(self) -> methods.HeadMethod:
+    if not isinstance(self._method, methods.HeadMethod):
+      raise UserError(f"config.eval.method={self.method}: heads are needed. Leave config.eval.method out.")
+    return self._method
+
+  def option_scores(self, params: Params) -> tuple[list[list[str]], list[np.ndarray]]:
+    """Returns the options of each example of the only task, and their log-probabilities, float64 [options].
+
+    Raises:
+      UserError: the model does not rank options.
+    """
+    method, task = self._ranking()
+    texts, scores = method.option_scores(task, self._examples[task.name], params)
+    return texts, [of_options - np.logaddexp.reduce(of_options) for of_options in scores]
+
+  def of_scores(self, texts: Sequence[Sequence[str]], scores: Sequence[np.ndarray]) -> results.Result:
+    """Returns the result of the only task with other scores of its options, such as those of an ensemble.
+
+    Args:
+      texts: options of each example, see `option_scores`.
+      scores: of the options, float64 [options].
+    """
+    method, task = self._ranking()
+    return self._result(task, method.best(texts, scores), None, with_intervals=True)
+
+  def _ranking(self) -> "tuple[methods.Ranks, seqio.Task]":
+    if not isinstance(self._method, methods.Ranks) or len(self._tasks) != 1:
+      raise UserError(
+        f"config.eval.method={self.method}: options of one task are needed. Set config.eval.method=rank, and one task."
+      )
+    return self._method, self._tasks[0]
+
   def run(
     self,
     params: Params,
@@ -177,11 +222,11 @@ class Evaluation:
 
     Args:
       params: of the model.
-      only: names of the tasks to evaluate; None: all.
+      only: names of the tasks to evaluate, each with all its templates and draws of shots; None: all.
       on_batch: called after each batch with the task name and the numbers of finished examples and tokens.
       with_intervals: whether to compute the interval of each metric, which takes up to seconds.
     """
-    chosen = [task for task in self._tasks if only is None or task.name in only]
+    chosen = [task for task in self._tasks if only is None or {task.name, self._bases[task.name]} & set(only)]
     return [self._ask(task, params, on_batch, with_intervals=with_intervals) for task in chosen]
 
   def metric_names(self) -> list[str]:
@@ -190,13 +235,27 @@ class Evaluation:
     Raises:
       UserError: a user-defined metric fails.
     """
-    full_names = []
+    full_names: list[str] = []
+    variants = collections.Counter(self._bases[task.name] for task in self._tasks)
     for task in self._tasks:
       examples = [(x, x.get("targets_pretokenized", b"")) for x in self._examples[task.name] if not _is_unlabelled(x)]
       right = [self._answer(task, x, methods.text(text), 0.0, labelled=True) for x, text in examples]
       names = self._measure(task, right, np.zeros(len(right)))[0] if right else ()
-      full_names += [f"{task.name}/{name}" for name in [*names, *(["score"] if names else [])]]
-    return full_names
+      base = self._bases[task.name]
+      for owner in (task.name, base) if variants[base] > 1 else (task.name,):
+        full_names += [f"{owner}/{name}" for name in [*names, *(["score"] if names else [])]]
+    return list(dict.fromkeys(full_names))
+
+  def run_with_means(self, params: Params, **options: Any) -> tuple[list[results.Result], dict[str, float]]:
+    """Returns the results of `run`, and the mean metrics of tasks with several templates or draws of shots.
+
+    The means are named "TASK/METRIC" and "TASK/score".
+    """
+    task_results, means = self.run(params, **options), {}
+    for spread in results.spreads(task_results):
+      means |= {f"{spread.task}/{name}": value for name, value in spread.metrics.items()}
+      means[f"{spread.task}/score"] = spread.score
+    return task_results, means
 
   # ---- Examples ------------------------------------------------------------
 
@@ -246,6 +305,12 @@ class Evaluation:
         if task.predict_metric_fns
         else methods.Answers(method_answers.texts, target_scores, method_answers.tied)
       )
+    return self._result(task, method_answers, target_scores, with_intervals=with_intervals)
+
+  def _result(
+    self, task: "seqio.Task", method_answers: methods.Answers, target_scores: np.ndarray | None, *, with_intervals: bool
+  ) -> results.Result:
+    examples = self._examples[task.name]
     labelled = not all(_is_unlabelled(example) for example in examples)
     task_answers = [
       self._answer(task, example, text, float(score), labelled=labelled, tied=tied)
@@ -426,7 +491,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
   data = config.data
   by_heads = pretrained.answers_by_heads(source)
   if methods.choose(config.eval.method, source.model, by_heads=by_heads) != "head":
-    predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
+    predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.name}")
   mesh, _ = mesh_selection.make(config)
   for module in data.task_modules:
     registry.load(module)  # modules from the command line, trusted even if the checkpoint names them too
@@ -463,8 +528,8 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
     return config
   if not saved:
     raise UserError(
-      f"--checkpoint {source.path} names no evaluation data, because the model was not fine-tuned on a table; give "
-      "--config superglue, or --config.data.mixture=TASKS"
+      f"--checkpoint {source.name} names no evaluation data, because the model was not fine-tuned on "
+      "a table; give --config superglue, or --config.data.mixture=TASKS"
     )
   if data.is_named or data.labels:
     files = next((data_source.files for data_source in data.source_list), "FILE")
@@ -477,7 +542,7 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
   if not data.eval_files and any(map(data.is_in_memory, (spec.files, spec.eval_files))):
     raise UserError(
       f"config.data.eval_files is empty, and the examples that a Python program passed to train --checkpoint"
-      f" {source.path} are not saved. Give --config.data.eval_files=FILE, a table with the same columns."
+      f" {source.name} are not saved. Give --config.data.eval_files=FILE, a table with the same columns."
     )
   files = "" if data.eval_files else spec.files
   spec = dataclasses.replace(spec, files=files, eval_files=data.eval_files or spec.eval_files)
@@ -511,7 +576,8 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     task_results = evaluation.run(params, on_batch=on_batch, with_intervals=True)
-  about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.num_shots}
+  about = {"checkpoint": source.name, "method": evaluation.method, "shots": config.eval.num_shots}
+  about |= {name: x for name in ("exit_entropy", "exit_patience") if (x := getattr(config.eval, name))}
   if jax.process_index() == 0:
     results.publish(task_results, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)
   return task_results

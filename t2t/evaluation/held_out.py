@@ -6,7 +6,6 @@ begins with an empty memory, as published perplexities of Transformer-XL are mea
 
 import dataclasses
 import json
-import math
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config
 from t2t.data import pipeline, train_data, vocabularies
-from t2t.evaluation import results
+from t2t.losses import text_figures
 from t2t.runtime import hosts
 from t2t.storage import gcs
 from t2t.training import mesh_selection, recipe, train_step
@@ -36,11 +35,15 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
   Raises:
     UserError: the loss is not a cross-entropy, or data and checkpoint do not fit together.
   """
+  if losses.has_teacher(config):
+    from t2t.losses import teacher_student
+
+    config = teacher_student.without(config)
   data = config.data
   if data.eval_files and not data.is_named:
     config = config.with_(data={"files": data.eval_files})
   config = train_data.resolved(config)
-  if config.train.loss != "cross_entropy":
+  if config.train.loss not in ("cross_entropy", "diffusion"):
     raise UserError(
       f"config.eval.method={METHOD} measures the cross-entropy of tokens, but config.train.loss={config.train.loss}. "
       "Give --config.train.loss=cross_entropy, or another config.eval.method."
@@ -65,17 +68,16 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
     step = train_step.make_eval_step(model.graphdef, losses.without_auxiliary(built.loss), collections)
     metrics = jax.device_get(train_step.evaluate(step, state, held_out, collections))
   loss, accuracy = (float(metrics[name].value()) for name in ("loss", "accuracy"))
-  values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
-  values["targets"] = float(metrics["loss"].weight)
-  sizes = vocabularies.token_bytes(pipeline.vocabulary(data)) if source.model.kind.is_generative else None
-  if sizes is not None and (bytes_per_target := losses.mean_over_targets(held_out, sizes)):
+  sizes = vocabularies.token_bytes(pipeline.vocabulary(data)) if losses.is_likelihood(config) else None
+  bytes_per_target = 0.0 if sizes is None else losses.mean_over_targets(held_out, sizes)
+  of_text = text_figures.of_loss(loss, bytes_per_target)
+  values = {"loss": loss, **of_text, "accuracy": accuracy, "targets": float(metrics["loss"].weight)}
+  if bytes_per_target:
     values["bytes"] = values["targets"] * bytes_per_target
-    values["bits_per_byte"] = loss / math.log(2) / bytes_per_target
   settings = {"memory_length": config.model.memory_length, "batch_size": batch_size}
   hosts.log_once(
-    f"held-out loss {loss:.4f} nats per target token, perplexity {values['perplexity']:.4g}"
-    + (f", {values['bits_per_byte']:.4g} bits per byte" if "bits_per_byte" in values else "")
-    + f", token accuracy {accuracy:.1%}, over {values['targets']:,.0f} target tokens"
+    f"held-out loss {loss:.4f} nats per target token{text_figures.note(of_text)}, token accuracy {accuracy:.1%}, over "
+    f"{values['targets']:,.0f} target tokens"
   )
   if jax.process_index() == 0:
     folder = gcs.absolute(workdir)
@@ -83,6 +85,12 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
     path = folder / "results.json"
     record = json.loads(path.read_text()) if path.exists() else {}
     text = config.data.eval_files or config.data.named
-    record["held_out"] = {"metrics": values, "text": text, "checkpoint": str(source.path), "method": METHOD, **settings}
-    results.replace_text(path, json.dumps(record, indent=2) + "\n")
+    record["held_out"] = {
+      "metrics": values,
+      "text": text,
+      "checkpoint": source.name,
+      "method": METHOD,
+      **settings,
+    }
+    gcs.write(path, json.dumps(record, indent=2) + "\n")
   return values

@@ -197,6 +197,12 @@ class Ranks(Writes):
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
     """Returns the best option of each example, with all tied options."""
+    return self.best(*self.option_scores(task, examples, params, done))
+
+  def option_scores(
+    self, task, examples: Examples, params: Params, done: Done = None
+  ) -> tuple[list[list[str]], list[np.ndarray]]:
+    """Returns the options of each example, and their scores, float64 [options]; of a template, one for each label."""
     kind = self._context.config.kind
     end = [self._vocabulary.eos_id] if kind.has_encoder_and_decoder else []
     texts = [[text(option) for option in example["options"]] for example in examples]
@@ -217,6 +223,11 @@ class Ranks(Writes):
       if "option_labels" in example:
         words, scores[number] = option_scores.of_labels(scores[number], [text(x) for x in example["option_labels"]])
         texts[number] = [texts[number][word] for word in words]
+    return texts, scores
+
+  @staticmethod
+  def best(texts: Sequence[Sequence[str]], scores: Sequence[np.ndarray]) -> Answers:
+    """Returns the option of each example with the highest score, with all tied options."""
     # The first of tied options is the answer, so that rounding, and thus the batch size, does not decide.
     best = [option_scores.best(of_options) for of_options in scores]
     tied = [tuple(names[i] for i in indices) for names, indices in zip(texts, best, strict=True)]
@@ -243,10 +254,12 @@ class HeadMethod:
 
   def __init__(self, context: EvaluationContext):
     self._context, self.rule = context, {}
-    self._answerer = head_predictor.Answerer(
+    self._answerer = head_predictor.of_model(
       context.config,
       context.graphdef,
       context.mesh,
+      exits=(context.settings.exit_entropy, context.settings.exit_patience),
+      where="config.eval.",
       pad_id=max(context.vocabulary.pad_id, 0),
       batch_size=context.batch_size,
     )
@@ -265,6 +278,7 @@ class HeadMethod:
     # A foreign model may have other class names, or none.
     labels = head_examples.labels_of(head, need)
     self._heads[task.name] = dataclasses.replace(head, labels=labels)
+    self._answerer.check(head)
     self._orders[task.name] = [labels.index(label) for label in need.labels]
     return head_examples.for_heads(task, config.architecture, config.heads)
 
@@ -288,6 +302,14 @@ class HeadMethod:
     share = len(examples) / sum(len(head_predictor.rows_of(example)) for example in examples)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
     logits_by_example = self._answerer.logits(params, head, examples, on_batch=step)
+    if used := self._answerer.layers:
+      mean, most = np.mean(used), self._context.config.num_encoder_layers
+      hosts.log_once(f"{task.name}: {mean:.2f} of {most} layers on average")
+    return self.answers_of(task, examples, logits_by_example)
+
+  def answers_of(self, task: "seqio.Task", examples: Examples, logits_by_example: Sequence[np.ndarray]) -> Answers:
+    """Returns the answers of a task from the head's logits; see `head_predictor.answer`."""
+    head = self._heads[task.name]
     pairs = [
       head_predictor.answer(head, example, logits) for example, logits in zip(examples, logits_by_example, strict=True)
     ]
@@ -295,6 +317,12 @@ class HeadMethod:
       head_predictor.tied(head, example, logits) for example, logits in zip(examples, logits_by_example, strict=True)
     ]
     return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)
+
+  def exit_logits(self, task: "seqio.Task", examples: Examples, params: Params) -> np.ndarray:
+    """Returns the logits of a head after every layer, float32 [examples, layers, classes]."""
+    from t2t.inference import early_exit
+
+    return early_exit.of_examples(self._answerer, params, self._heads[task.name], examples)
 
   def class_logits(self, task: "seqio.Task", examples: Examples, params: Params) -> np.ndarray:
     """Returns the logits of a class head in the order of the task's classes, float32 [examples, classes]."""

@@ -11,8 +11,9 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config
 from t2t.data import train_subset
-from t2t.evaluation import evaluate, results
+from t2t.evaluation import evaluate
 from t2t.runtime import hosts
+from t2t.storage import gcs
 
 
 class LabelledRow(NamedTuple):
@@ -27,7 +28,7 @@ class LabelledRow(NamedTuple):
 def write(path: epath.Path, rows: Iterable[LabelledRow]) -> None:
   """Writes a file for config.data.train_labels."""
   lines = [json.dumps({key: x for key, x in row._asdict().items() if x is not None}) for row in rows]
-  results.replace_text(path, "\n".join(lines) + "\n")
+  gcs.write(path, "\n".join(lines) + "\n")
 
 
 def training_rows(config: Config, source: pretrained.Source) -> list[LabelledRow]:
@@ -58,6 +59,15 @@ def logits(config: Config, checkpoint: str, *, split: str) -> np.ndarray:
   evaluation = evaluate.prepare(config, source, tasks=(), split=split)
   params = pretrained.load(source, evaluation.mesh).params
   return evaluation.class_logits(params)
+
+
+def option_scores(
+  config: Config, checkpoint: str, *, split: str
+) -> tuple[evaluate.Evaluation, list[list[str]], list[np.ndarray]]:
+  """Returns the evaluation of a split by ranking, the options of its examples, and their log-probabilities."""
+  source = pretrained.read_source(checkpoint)
+  evaluation = evaluate.prepare(config.with_(eval={"method": "rank"}), source, tasks=(), split=split)
+  return evaluation, *evaluation.option_scores(pretrained.load(source, evaluation.mesh).params)
 
 
 def soft_rows(members: Sequence[np.ndarray], *, split: str) -> list[LabelledRow]:

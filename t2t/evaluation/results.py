@@ -19,6 +19,7 @@ import rich.table
 from t2t.evaluation import benchmarks, classification_report, item_statistics
 from t2t.evaluation import intervals as intervals_lib
 from t2t.inference import option_scores
+from t2t.storage import gcs
 
 _SECONDS = 10.0  # between progress lines, if standard error is not a terminal
 
@@ -74,6 +75,11 @@ class Result:
   units: Sequence[str] = ()
   details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   base: str = ""
+
+  @property
+  def of_task(self) -> str:
+    """Name of the task without the names of a template and of a draw of shots."""
+    return self.base or self.task
 
   @property
   def n(self) -> int:
@@ -187,7 +193,7 @@ def write(
       if result.statistics and answer.has_gold:
         fields |= {"unit": result.units[gold], "statistics": _statistics(result, gold)}
       lines.append(json.dumps(fields, ensure_ascii=False))
-    replace_text(folder / "predictions" / f"{result.task}.{result.split}.jsonl", "\n".join(lines) + "\n")
+    gcs.write(folder / "predictions" / f"{result.task}.{result.split}.jsonl", "\n".join(lines) + "\n")
     record[f"{result.task}.{result.split}"] = {
       "metrics": dict(result.metrics),
       "n": result.n,
@@ -203,7 +209,7 @@ def write(
       **result.rule,
       **result.details,
       **about,
-      **({"checkpoint": checkpoints[result.task]} if checkpoints else {}),
+      **({"checkpoint": checkpoints[result.of_task]} if checkpoints else {}),
     }
   for spread in spreads(results):
     record[f"{spread.task}.{spread.split}"] = {
@@ -212,8 +218,9 @@ def write(
       "score": spread.score,
       "variants": list(spread.variants),
       **about,
+      **({"checkpoint": checkpoints[spread.task]} if checkpoints else {}),
     }
-  replace_text(path, json.dumps(record, indent=2) + "\n")
+  gcs.write(path, json.dumps(record, indent=2) + "\n")
   return path
 
 
@@ -243,7 +250,7 @@ def spreads(results: Sequence[Result]) -> list[Spread]:
   groups: dict[tuple[str, str], list[Result]] = {}
   for result in results:
     if result.metrics:
-      groups.setdefault((result.base or result.task, result.split), []).append(result)
+      groups.setdefault((result.of_task, result.split), []).append(result)
   return [
     Spread(
       *(task, split, [result.task for result in group]),
@@ -262,13 +269,6 @@ def _statistics(result: Result, number: int) -> dict[str, list[Any]]:
   return {name: [value, *row_of(rows)] for name, (value, rows) in result.statistics.items()}
 
 
-def replace_text(path: epath.Path, text: str) -> None:
-  """Writes a file atomically."""
-  part = path.parent / f"{path.name}.part"
-  part.write_text(text)
-  part.replace(path)
-
-
 def print_table(
   results: Sequence[Result],
   console: rich.console.Console,
@@ -281,7 +281,7 @@ def print_table(
   Args:
     results: one for each task.
     console: output.
-    steps: task -> training step, if they differ.
+    steps: task -> training step, if they differ; the templates of a task have one.
     has_means: whether the means of tasks are printed.
   """
   splits = list(dict.fromkeys(result.split for result in results))
@@ -294,7 +294,7 @@ def print_table(
     table.add_column(heading, justify="right", no_wrap=True)
   for result in results:
     number = result.n if result.metrics else len(result.answers)
-    facts = [f"{number:,}", *([f"{steps[result.task]:,}"] if steps else [])]
+    facts = [f"{number:,}", *([f"{steps[result.of_task]:,}"] if steps else [])]
     task = [result.task, result.split][: len(texts) - 1]
     for name, value in result.metrics.items() or [("no labels", None)]:
       unit = " %" if name in result.percentages else ""
@@ -307,7 +307,8 @@ def print_table(
     for name, value in spread.metrics.items():
       unit = " %" if name in spread.percentages else ""
       deviation = f"sd {spread.deviations[name]:.2f}"
-      table.add_row(*task, name, f"{value:.2f}{unit}", deviation, f"{len(spread.variants)} runs", style="bold")
+      facts = [f"{len(spread.variants)} runs", *([f"{steps[spread.task]:,}"] if steps else [])]
+      table.add_row(*task, name, f"{value:.2f}{unit}", deviation, *facts, style="bold")
       task = [""] * len(task)
   merged = {name for spread in by_task for name in spread.variants}
   scored = {each.task: each.score for each in results if each.score is not None and each.task not in merged}
@@ -430,16 +431,55 @@ def _of(checkpoints: Mapping[str, str], path: str) -> list[str]:
   return [task for task, checkpoint in checkpoints.items() if checkpoint == path]
 
 
-def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tuple[str, list[str]]]:
-  """Writes the zip of each leaderboard with test results; returns file names and the missing tasks of each."""
+def majority(results: Sequence[Result]) -> list[Answer]:
+  """Returns the answer of most results to each example; between equally frequent ones that of the first result.
+
+  In:  values ["no", "yes"], ["yes", "yes"], ["yes", "no"] of three templates
+  Out: answers with ["yes", "yes"]
+
+  Unparseable answers count only if there are no others.
+
+  Args:
+    results: of the same examples, from several templates or draws of shots.
+  """
+  chosen = []
+  for of_example in zip(*(result.answers for result in results), strict=True):
+    answers = [answer for answer in of_example if answer.parseable] or of_example
+    values = [json.dumps(_plain(answer.value), sort_keys=True) for answer in answers]
+    chosen.append(answers[values.index(max(values, key=values.count))])
+  return chosen
+
+
+def by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
+  """Returns the test results of each task, those with the highest score on labeled splits first."""
+  scores = {
+    result.task: result.score
+    for result in results
+    if result.split != "test" and result.score is not None and np.isfinite(result.score)
+  }
+  groups: dict[str, list[Result]] = {}
+  for result in sorted(results, key=lambda result: -scores.get(result.task, 0.0)):
+    if result.split == "test":
+      groups.setdefault(result.of_task, []).append(result)
+  return groups
+
+
+def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tuple[str, list[str], list[str]]]:
+  """Writes the zip of each leaderboard with test results.
+
+  Returns:
+    For each zip its name, the missing tasks, and the results that vote, see `majority`, "TASK.FIRST, TASK.SECOND".
+  """
   from t2t.evaluation import leaderboards
 
-  tests = {result.task: result for result in results if result.split == "test"}
-  zips = []
+  groups, zips = by_task(results), []
   for benchmark, files in leaderboards.LEADERBOARDS.items():
-    rows = {task: [(answer.example, answer.value) for answer in tests[task].answers] for task in files if task in tests}
+    tests = {task: groups[task] for task in files if task in groups}
+    rows = {task: [(x.example, x.value) for x in majority(of_task)] for task, of_task in tests.items()}
     if rows:
-      zips.append((f"{benchmark}.zip", leaderboards.write(folder / f"{benchmark}.zip", rows)))
+      missing = leaderboards.write(folder / f"{benchmark}.zip", rows)
+      votes = [", ".join(result.task for result in of_task) for of_task in tests.values() if len(of_task) > 1]
+      zips.append((f"{benchmark}.zip", missing, votes))
   return zips
 
 
@@ -477,10 +517,12 @@ def publish(
   if by_benchmark:
     together = folder / "languages.json"
     earlier_record = json.loads(together.read_text()) if together.exists() else {}
-    replace_text(together, json.dumps(earlier_record | languages.record(results, about=about), indent=2) + "\n")
+    gcs.write(together, json.dumps(earlier_record | languages.record(results, about=about), indent=2) + "\n")
     print(f"languages      {together}")
   print(f"results        {path}\npredictions    {folder / 'predictions'}")
   for checkpoint in dict.fromkeys((checkpoints or {}).values()):
     print(f"checkpoint     {checkpoint}\n               {', '.join(_of(checkpoints, checkpoint))}")
-  for name, missing in write_leaderboards(results, folder) if whole else ():
+  for name, missing, votes in write_leaderboards(results, folder) if whole else ():
     print(f"leaderboard    {folder / name}" + (f" (without {', '.join(missing)})" if missing else ""))
+    for voters in votes:
+      print(f"majority       {voters}\n               (the first wins a tie; sorted by validation score, if known)")

@@ -290,7 +290,7 @@ def _run(source: pretrained.Source, way: Way, job: InferenceJob) -> dict[str, An
   """Returns the values that rows depend on, by option name; the batch size is not one of them."""
   task = {"task": source.task} if source.task else {}
   field = job.field or way.form.field
-  return {"checkpoint": str(source.path), **task, "input": job.input, "field": field, **way.options}
+  return {"checkpoint": source.name, **task, "input": job.input, "field": field, **way.options}
 
 
 def _windows(pairs: Iterator, size: int) -> Iterator[list]:
@@ -368,7 +368,8 @@ def _summarise(counts: _Counts, progress: "_LineProgress", way: Way, job: Infere
   remarks += [f"{counts.cut:,} truncated to {way.cut_to}"] if counts.cut else []
   remarks += [f"{counts.without_blank:,} {_CALLED[NO_BLANK]}"] if counts.without_blank else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
-  speed = f"{progress.speed:,.0f}/s, including compilation"
+  digits = f"{progress.speed:,.0f}" if progress.speed >= 10 else f"{progress.speed:.2g}"
+  speed = f"{digits}/s, including compilation"
   print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
   for remark in way.remarks:
     print(remark, file=file)

@@ -22,15 +22,25 @@ class HeadWay:
     head: used for prediction; see `choose_head`.
     longest: maximum number of tokens of a line, or of a window of its context, including special tokens.
     batch_size: lines or windows of a batch, over all devices.
+    exits: entropy and patience by which a line leaves before the last layer, see `head_predictor.of_model`; its row has
+      the field "layers".
 
   Raises:
     UserError: `longest` is too small for the fields that the head reads.
   """
 
-  unit, remarks = "tokens", ()
+  unit = "tokens"
+  remarks: Sequence[str] = ()
 
   def __init__(
-    self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
+    self,
+    source: pretrained.Source,
+    mesh: jax.sharding.Mesh,
+    *,
+    head: HeadConfig,
+    longest: int,
+    batch_size: int,
+    exits: tuple[float, int] = (0.0, 0),
   ):
     from t2t.data import head_examples, vocabularies
 
@@ -41,8 +51,14 @@ class HeadWay:
     self._converter = head_examples.HeadFeatureConverter(vocabulary, architecture, head, longest, number=number)
     self._converter.check("--inputs_length")
     pad_id = max(vocabulary.pad_id, 0)
-    self._answerer = head_predictor.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
+    self._answerer = head_predictor.of_model(
+      model.config, model.graphdef, mesh, exits=exits, pad_id=pad_id, batch_size=batch_size
+    )
+    self._layers, self._num_layers = list[int](), model.config.num_encoder_layers
     self.options: Mapping[str, Any] = {"inputs_length": longest, "head": head.name}
+    if any(exits):
+      self._answerer.check(head)
+      self.options = {**self.options, "exit_entropy": exits[0], "exit_patience": exits[1]}
 
   def _encoded(self, example: Mapping[str, Any], extra: Mapping[str, Any]) -> batch_inference.EncodedLine:
     """Converts an unlabelled example to model input; `extra` has the fields that only its row needs."""
@@ -58,7 +74,12 @@ class HeadWay:
     del numbers
     ends = np.cumsum([len(head_predictor.rows_of(example)) for example in inputs])
     logits = self._answerer.logits(params, self._head, inputs, on_batch=done and batch_inference.by_lines(done, ends))
-    return [head_predictor.fields(self._head, example, x) for example, x in zip(inputs, logits, strict=True)]
+    rows = [head_predictor.fields(self._head, example, x) for example, x in zip(inputs, logits, strict=True)]
+    if not self._answerer.layers:
+      return rows
+    self._layers += self._answerer.layers
+    self.remarks = (f"{'layers':<14} {np.mean(self._layers):.2f} of {self._num_layers} on average",)
+    return [row | {"layers": number} for row, number in zip(rows, self._answerer.layers, strict=True)]
 
 
 class Answering(HeadWay):

@@ -15,6 +15,7 @@ from t2t.param_tree import Params
 from t2t.runtime import numeric
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
+REMASKING = ("confidence", "margin", "random")  # rows of `unmasking.REMASKING`
 
 _LEARNED = "config.model.max_length minus the positions of config.prompt or config.prefix"
 
@@ -47,10 +48,13 @@ class DecodeConfig:
   top_p: float = 1.0  # sample from the likeliest tokens with this total probability
   length_penalty: float = 0.6  # for beam search: above 0 favours long sequences, below 0 short ones
   vocab_size: int = 0  # only ids below it are generated; 0: all ids of the model
+  steps: int = 0  # of unmasking; 0: one for each token
+  remasking: str = "confidence"  # which predictions a step of unmasking keeps, see `REMASKING`
+  block_length: int = 0  # unmasking fills blocks of this length from left to right; 0: all at once
   length_penalty_form: str = "gnmt"  # ((5 + length) / 6) ** penalty (Wu et al. 2016, T5's); "power": length ** penalty
 
   def __post_init__(self):
-    for name in ("max_length", "min_length", "num_beams", "top_k", "vocab_size"):
+    for name in ("max_length", "min_length", "num_beams", "top_k", "vocab_size", "steps", "block_length"):
       numeric.check(name, getattr(self, name), whole=True)
     for name in ("temperature", "top_p"):
       numeric.check(name, getattr(self, name))
@@ -61,6 +65,17 @@ class DecodeConfig:
       value = getattr(self, option)
       if not value >= least:
         raise UserError(f"{option}={value} must be at least {least}")
+    for option in ("steps", "block_length"):
+      if not 0 <= getattr(self, option) <= self.max_length:
+        raise UserError(
+          f"{option}={getattr(self, option)} must be 1 to max_length={self.max_length}, because each step fills at "
+          "least one token; or 0 for the default"
+        )
+    if self.remasking not in REMASKING:
+      raise UserError(
+        f"remasking={self.remasking!r}: unknown value. Known values: {', '.join(REMASKING)}"
+        f"{did_you_mean(self.remasking, REMASKING)}"
+      )
     if self.num_beams > MOST_BEAMS:
       raise UserError(f"num_beams={self.num_beams} must be at most {MOST_BEAMS:,}")
     if self.min_length > self.max_length:
@@ -238,7 +253,7 @@ def allowed_logits(logits: jax.Array, position: jax.Array, config: DecodeConfig,
 # ---- Greedy decoding and sampling ------------------------------------------------------------------------------------
 
 
-def _row_keys(key: jax.Array, batch_size: int) -> jax.Array:
+def row_keys(key: jax.Array, batch_size: int) -> jax.Array:
   """Returns a key for each row, [batch]; derives them from `key` if it is a single key."""
   return key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch_size))
 
@@ -254,7 +269,7 @@ def _start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: Decod
     scores=jnp.zeros(batch_size, jnp.float32),
     done=jnp.zeros(batch_size, bool),
     last=last,
-    keys=_row_keys(key, batch_size) if config.temperature else None,
+    keys=row_keys(key, batch_size) if config.temperature else None,
     state=model.ready(state),
   )
 

@@ -16,7 +16,7 @@ from t2t.inference import batch_inference, jsonl_io, prompt_builder, prompt_feat
 from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 
-_BLANK = re.compile(r"\[MASK\]|<mask>|<extra_id_[0-9]+>")
+BLANK = re.compile(r"\[MASK\]|<mask>|<extra_id_[0-9]+>")
 _FEWEST = 4  # minimum padded number of blanks per row; padding below this costs next to nothing
 
 
@@ -52,12 +52,13 @@ class Blanks:
 
   def __call__(self, text: str, longest: int) -> tuple[list[int], int]:
     """Returns ids with special tokens, truncated to `longest`, and the number of truncated ids."""
-    ids = self._ids(text)
+    ids = self.ids(text)
     room = longest - len(self._begin) - len(self._end)
     return [*self._begin, *ids[:room], *self._end], max(0, len(ids) - room)
 
-  def _ids(self, text: str) -> list[int]:
-    pieces = _BLANK.split(text)
+  def ids(self, text: str) -> list[int]:
+    """Returns ids without special tokens around them, with the mask in place of each blank."""
+    pieces = BLANK.split(text)
     for token, name in self._names.items():
       ids = self._encode(name.join(pieces))
       if ids.count(token) == len(pieces) - 1:
@@ -136,7 +137,7 @@ class Filling:
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     ids, cut = self._blanks(line.text, self.longest)
-    positions = _BLANK.search(line.text) and self._blanks.places(ids)
+    positions = BLANK.search(line.text) and self._blanks.places(ids)
     return batch_inference.EncodedLine(ids, len(ids) + cut, cut, "" if positions else batch_inference.NO_BLANK)
 
   def answer(

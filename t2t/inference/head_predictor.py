@@ -1,6 +1,6 @@
 """Predictions of heads: batches of similar lengths, one program per shape, and conversion of logits to answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import math
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from t2t.models import span_pair
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.param_tree import Params
+from t2t.runtime import lazy_table
 
 
 def rows_of(example: Example) -> Sequence[Example]:
@@ -44,7 +45,8 @@ class Answerer:
   def __init__(
     self, config: TransformerConfig, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, pad_id: int, batch_size: int
   ):
-    self._side = config.kind.answers
+    self._side, self.graphdef = config.kind.answers, graphdef
+    self.layers: list[int] = []  # layers of each row of the last call, if rows leave early
     self._batches = row_batches.RowBatches(config, mesh, pad_id=pad_id, batch_size=batch_size)
     self._numbers = {head.name: number for number, head in enumerate(config.heads, start=1)}
     self._programs = {head.name: jax.jit(functools.partial(_logits, graphdef, head.name)) for head in config.heads}
@@ -67,19 +69,49 @@ class Answerer:
     """
     rows = [row for example in examples for row in rows_of(example)]
     row_logits: list[np.ndarray] = [np.zeros(0)] * len(rows)
-    # Positions with an answer, and the spans of a pair.
-    number = lambda row: self._numbers[head.name] * (np.asarray(row["answer_heads"]) > 0)
-    beside = {f"{self._side}_answer_heads": ([number(row) for row in rows], self._batches.width)}
-    if head.kind == "span_pair":
-      beside[f"{self._side}_answer_targets"] = ([row["answer_marks"] for row in rows], self._batches.width)
-    program = self._programs[head.name]
-    for indices, logits in self._batches.run(program, params, rows, beside=beside, on_batch=on_batch):
+    for indices, logits in self.run(self._programs[head.name], params, head, rows, on_batch=on_batch):
       for i, row in zip(indices, logits, strict=False):
         row_logits[i] = row[: len(rows[i]["inputs"])][np.asarray(rows[i]["answer_heads"]) > 0]
         if not np.isfinite(row_logits[i]).all():
           raise UserError(f"--checkpoint: head {head.name} produced NaN or Inf; use a different checkpoint")
     of_rows = iter(row_logits)
     return [np.concatenate([next(of_rows) for _ in rows_of(example)]) for example in examples]
+
+  def run(
+    self,
+    program: Callable[[Params, Batch], Any],
+    params: Params,
+    head: HeadConfig,
+    rows: Sequence[Example],
+    *,
+    on_batch: Callable | None = None,
+  ) -> Iterator[tuple[list[int], Any]]:
+    """Yields the indices of the rows of a batch and the output of a program for a head; see `RowBatches.run`."""
+    # Positions with an answer, and the spans of a pair.
+    number = lambda row: self._numbers[head.name] * (np.asarray(row["answer_heads"]) > 0)
+    beside = {f"{self._side}_answer_heads": ([number(row) for row in rows], self._batches.width)}
+    if head.kind == "span_pair":
+      beside[f"{self._side}_answer_targets"] = ([row["answer_marks"] for row in rows], self._batches.width)
+    yield from self._batches.run(program, params, rows, beside=beside, on_batch=on_batch)
+
+  def check(self, head: HeadConfig) -> None:
+    """Raises an error for a head whose rows cannot leave early, if rows do."""
+
+
+def of_model(
+  config: TransformerConfig,
+  graphdef: nnx.GraphDef,
+  mesh: jax.sharding.Mesh,
+  *,
+  exits: tuple[float, int] = (0.0, 0),
+  where: str = "--",
+  **options: Any,
+) -> Answerer:
+  """Returns an `Answerer`; with entropy or patience in `exits` one whose rows leave early, see `early_exit.rule_of`."""
+  if not any(exits):
+    return Answerer(config, graphdef, mesh, **options)
+  exit_answerer = lazy_table.load("t2t.inference.early_exit:ExitAnswerer")  # few models have exits
+  return exit_answerer(config, graphdef, mesh, exits=exits, where=where, **options)
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import io
 import json
@@ -204,7 +203,7 @@ _OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities"
 
 
 # Predicted fields of all ways.
-ROW_FIELDS = (*_OWN[2:], "probability", "tags", "words", "start", "end", "filled")
+ROW_FIELDS = (*_OWN[2:], "probability", "tags", "words", "start", "end", "filled", "layers")
 
 
 def _parsed(text: str, field: str, where: str, form: Form, *, named: bool = False) -> tuple[str, Mapping[str, Any]]:
@@ -524,6 +523,8 @@ def opened(path: str) -> Iterator[io.IOBase]:
   Raises:
     UserError: the file cannot be written, or is locked.
   """
+  from t2t.runtime import file_lock
+
   check_local(path)
   path = os.path.expanduser(path)
   try:
@@ -533,9 +534,11 @@ def opened(path: str) -> Iterator[io.IOBase]:
     raise UserError(f"--output {path} cannot be written ({error.strerror}); give another path") from error
   with file:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+      is_free = file_lock.lock(file)
+    except OSError as error:
+      raise UserError(f"--output {path}: its file system has no locks ({error.strerror}); give another path") from error
+    if not is_free:
       raise UserError(
         f"--output {path}: another process is writing to this file; wait for that process, or give another --output"
-      ) from None
+      )
     yield file

@@ -1,5 +1,6 @@
 """Converts texts to prompts as in training, and generated tokens to rows."""
 
+from collections.abc import Sequence
 import dataclasses
 import math
 import re
@@ -107,9 +108,11 @@ def prefix(source: pretrained.Source) -> TaskPrefix:
     return TaskPrefix(table["prefix"])
   if source.run["data"].get("templates"):  # they replace the text of a task
     return TaskPrefix()
-  from t2t.data import task_prefixes
-
   tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
+  if not tasks:
+    return TaskPrefix()
+  from t2t.data import task_prefixes  # imports seqio
+
   prefix_sets = {task_prefixes.of(task) for task in tasks}
   shared_prefixes = prefix_sets.pop() if len(prefix_sets) == 1 else ()
   if len(shared_prefixes) != 1:
@@ -120,12 +123,15 @@ def prefix(source: pretrained.Source) -> TaskPrefix:
 
 def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   """Returns the names of the text-to-text tasks of a model, if there are several with a single prefix."""
-  from t2t.data import task_prefixes
-
   if pretrained.answers_by_heads(source) or not source.model.is_generative or source.run["data"].get("templates"):
     return ()
-  tasks = [task.name for task in pretrained.trained_tasks(source) if len(task_prefixes.of(task)) == 1]
-  return tuple(tasks) if len(tasks) > 1 else ()
+  tasks = pretrained.trained_tasks(source)
+  if len(tasks) < 2:
+    return ()
+  from t2t.data import task_prefixes  # imports seqio
+
+  names = tuple(task.name for task in tasks if len(task_prefixes.of(task)) == 1)
+  return names if len(names) > 1 else ()
 
 
 def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:
@@ -147,7 +153,8 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
 
 def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   """Returns the prefixes of the inputs that the model was trained on, as far as its run records them."""
-  from t2t.data import languages, task_prefixes, task_resolution
+  from t2t.data import languages
+  from t2t.data.objectives import denoisers
 
   data = source.run["data"]
   known_fields = {field.name for field in dataclasses.fields(DataConfig)}
@@ -156,18 +163,30 @@ def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
     merged = {**data, "sources": {}, **{key: x for key, x in source_settings.items() if x}}
     try:
       if merged.get("files"):
-        prefix_texts += task_prefixes.of_objective(merged["objective"])
+        prefix_texts += denoisers.mode_tokens(merged["objective"])
         tags = languages.tags(
           DataConfig(**{key: x for key, x in merged.items() if key in known_fields}), where="config.data"
         )
         prefix_texts += [f"{tag} " for tag in tags if tag]
       elif merged.get("mixture"):
-        prefix_texts += task_prefixes.of(
-          task_resolution.named(merged["mixture"], modules=pretrained.task_modules(source)[0])
-        )
+        prefix_texts += _prefixes_of_mixture(source, merged["mixture"])
     except UserError:  # the task's module is not loaded
       continue
   return tuple(dict.fromkeys(prefix_texts))
+
+
+def _prefixes_of_mixture(source: pretrained.Source, mixture: str) -> Sequence[str]:
+  from t2t.data import objectives
+  from t2t.data.objectives import denoisers
+
+  names = objectives.of_corpus_tasks(mixture, source.run["data"].get("task_modules", ()))
+  if names is not None:
+    return [token for name in sorted(names) for token in denoisers.mode_tokens(name)]
+  from t2t.runtime import data_packages
+
+  with data_packages.says_what_is_missing():
+    from t2t.data import task_prefixes, task_resolution
+  return task_prefixes.of(task_resolution.named(mixture, modules=pretrained.task_modules(source)[0]))
 
 
 def blank(source: pretrained.Source) -> str:

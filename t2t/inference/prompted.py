@@ -16,16 +16,14 @@ from t2t.inference import (
   head_predictor,
   jsonl_io,
   option_scores,
-  predictor,
   prompt_builder,
-  prompt_features,
+  ranking,
   text_generation,
-  text_scores,
 )
 from t2t.models.config import HeadConfig
 from t2t.param_tree import Params
 
-if TYPE_CHECKING:  # imports TensorFlow
+if TYPE_CHECKING:
   from t2t.data.templates import Filled, Template
 
 _OPTION = "--template "
@@ -178,27 +176,15 @@ class Ranked:
     self.asks = "class" if template.words else "choice"
     self.form = line_form(template, needs=() if template.words else ("candidates",))
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
-    self._vocabulary = pretrained.vocabulary(source)
     self._read_by = reader_of(source, template)
     special_tokens = "blanks" if source.model.kind.has_encoder_and_decoder else "none"
     self._prompts = prompt_builder.Prompts(
-      self._vocabulary, ends=ends_prompts, longest=longest, special_tokens=special_tokens
+      pretrained.vocabulary(source), ends=ends_prompts, longest=longest, special_tokens=special_tokens
     )
     self._fields = LineFields(template, size=lambda text: len(self._prompts.encode(text)), limit=longest)
-    model = pretrained.abstract(source, mesh)
-    framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
-    reader = predictor.Predictor(
-      model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
-    )
-    chosen = option_scores.choose(normalize, is_generative=model.config.kind.is_generative, where="--normalize")
-    option_scores.check_neutral(chosen, neutral_context, where="--neutral_context")
-    self._ranker = option_scores.Ranker(
-      text_scores.Scorer(reader, self._vocabulary), normalize=chosen, neutral=self._prompts(neutral_context)[0]
-    )
-    self._end = [self._vocabulary.eos_id] if model.config.kind.has_encoder_and_decoder else []
-    given = {"normalize": normalize, "neutral_context": neutral_context}
-    self.options = {"inputs_length": longest} | _as_options(template)
-    self.options |= {name: value for name, value in given.items() if value}
+    scoring = {"normalize": normalize, "neutral_context": neutral_context}
+    self._ranker = ranking.LineRanker(source, mesh, self._prompts, longest=longest, batch_size=batch_size, **scoring)
+    self.options = {"inputs_length": longest} | _as_options(template) | self._ranker.options
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     self._fields.check(line, where)
@@ -227,20 +213,14 @@ class Ranked:
   ) -> list[dict[str, Any]]:
     """Returns the likeliest label and the probabilities of all labels, or of all candidates."""
     del numbers
-    ends = np.arange(1, len(inputs) + 1)
     ranked = self._ranker(
       params,
       [example["inputs"] for example in inputs],
-      [
-        [option_scores.Option(text, (*self._prompts.encode(text), *self._end)) for text, _ in example["options"]]
-        for example in inputs
-      ],
+      [[text for text, _ in example["options"]] for example in inputs],
       suffixes=[example["suffix"] for example in inputs],
-      on_batch=done and batch_inference.by_lines(done, ends),
+      done=done,
     )
     self.remarks = (self._ranker.note,) if self._ranker.note else self.remarks
-    if not all(np.isfinite(scores).all() for scores in ranked):
-      raise UserError("--checkpoint: the score of a word is NaN or Inf; use a different checkpoint")
     return [self._row(example, scores) for example, scores in zip(inputs, ranked, strict=True)]
 
   def _row(self, example: Mapping[str, Any], scores: np.ndarray) -> dict[str, Any]:
@@ -304,18 +284,14 @@ class Generated:
     source: the checkpoint.
 
   Raises:
-    UserError: see `Ranked`; or text follows the blank, which a decoder cannot read.
+    UserError: see `Ranked`.
   """
 
   pairs = False
 
   def __init__(self, way: text_generation.Writing, template: "Template", source: pretrained.Source):
     self._way, self._read_by = way, reader_of(source, template)
-    if source.model.kind.is_decoder_only and template.has_text_behind:
-      raise UserError(
-        f"{template.where} text={template.text!r}: a decoder generates before it reads the text behind the blank. Put "
-        "{blank} at the end, or give words, which are ranked."
-      )
+    self._can_generate = not (source.model.kind.is_decoder_only and template.has_text_behind)
     vocabulary = pretrained.vocabulary(source)
     self._fields = LineFields(template, size=lambda text: len(vocabulary.encode(text)), limit=way.longest)
     self.asks, self.unit, self.nothing = way.asks, way.unit, way.nothing
@@ -327,11 +303,13 @@ class Generated:
     return self._way.remarks
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
+    """Refuses a line that has no fields for the template, or no candidates where a decoder cannot generate."""
     self._fields.check(line, where)
-    if "candidates" in line.others and "candidates" not in self._fields.names:
+    if not self._can_generate and line.text:
       raise UserError(
-        f"{where} has candidates, but {self._template.where} has no words, so a text is generated. Remove the field, "
-        'or rank the candidates: words = {first = "{candidates[0]}", second = "{candidates[1]}"}'
+        f"{where} has no field 'candidates', and {self._template.where} has text={self._template.text!r}: a decoder "
+        "generates before it reads the text behind the blank. Give candidates, put {blank} at the end, or give words, "
+        "which are ranked."
       )
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
@@ -346,6 +324,55 @@ class Generated:
     """Returns the generated texts, without sentinels."""
     rows = self._way.answer(params, inputs, numbers=numbers, done=done)
     return [row | {"prediction": text_generation.BLANK.sub("", row["prediction"]).strip()} for row in rows]
+
+
+class RankedOrGenerated:
+  """The way of a generative model with a template without words; see `batch_inference.Way`.
+
+  Lines with candidates are ranked, and a text is generated for the others.
+
+  Args:
+    ranked: way of lines with candidates.
+    generated: way of other lines.
+    template: of the lines; if its own text has the field "candidates", all texts are generated.
+  """
+
+  pairs = False
+
+  def __init__(self, ranked: Ranked, generated: Generated, template: "Template"):
+    self._ranked, self._generated = ranked, generated
+    self._reads_candidates = any(field.name == "candidates" for field in template.fields)
+    self.asks, self.unit, self.nothing = generated.asks, generated.unit, generated.nothing
+    self.longest, self.cut_to, self.form = generated.longest, generated.cut_to, generated.form
+    self.options = {**ranked.options} | generated.options
+
+  @property
+  def remarks(self) -> Sequence[str]:
+    return tuple(dict.fromkeys([*self._ranked.remarks, *self._generated.remarks]))
+
+  def _is_ranked(self, line: jsonl_io.Line) -> bool:
+    return "candidates" in line.others and not self._reads_candidates
+
+  def check(self, line: jsonl_io.Line, where: str) -> None:
+    (self._ranked if self._is_ranked(line) else self._generated).check(line, where)
+
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
+    is_ranked = self._is_ranked(line)
+    encoded = (self._ranked if is_ranked else self._generated).read(line)
+    return encoded if encoded.error else dataclasses.replace(encoded, given=[is_ranked, encoded.given])
+
+  def answer(
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+  ) -> list[dict[str, Any]]:
+    """Returns the rows of `Ranked` for lines with candidates, and of `Generated` for others."""
+    rows: list[dict[str, Any]] = [{}] * len(inputs)
+    for is_ranked, way in ((True, self._ranked), (False, self._generated)):
+      mine = [index for index, (ranks, _) in enumerate(inputs) if ranks == is_ranked]
+      if mine:
+        given, of_lines = [inputs[index][1] for index in mine], [numbers[index] for index in mine]
+        for index, row in zip(mine, way.answer(params, given, numbers=of_lines, done=done), strict=True):
+          rows[index] = row
+    return rows
 
 
 def reader_of(source: pretrained.Source, template: "Template") -> "Callable[[Filled], tuple[str, str, Callable]]":

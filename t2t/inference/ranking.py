@@ -22,6 +22,83 @@ from t2t.models.config import HeadConfig
 from t2t.param_tree import Params
 
 
+class LineRanker:
+  """Scores the answers of lines by log-probability after the tokens of the line.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are loaded.
+    prompts: of the model; encodes the answers, too.
+    longest: maximum number of tokens of a line.
+    batch_size: pairs of a line and an answer in a batch, over all devices.
+    normalize: key of `option_scores.NORMALIZATIONS`; "": the default.
+    neutral_context: text of the neutral context of normalize="unconditional".
+
+  Raises:
+    UserError: the normalization is unknown, or does not fit the model or the neutral context.
+  """
+
+  def __init__(
+    self,
+    source: pretrained.Source,
+    mesh: jax.sharding.Mesh,
+    prompts: prompt_builder.Prompts,
+    *,
+    longest: int,
+    batch_size: int,
+    normalize: str,
+    neutral_context: str,
+  ):
+    model, vocabulary = pretrained.abstract(source, mesh), pretrained.vocabulary(source)
+    framing = prompt_features.framing(vocabulary, causal=pretrained.reads_causally(source))
+    reader = predictor.Predictor(
+      model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
+    )
+    chosen = option_scores.choose(normalize, is_generative=model.config.kind.is_generative, where="--normalize")
+    option_scores.check_neutral(chosen, neutral_context, where="--neutral_context")
+    self._ranker = option_scores.Ranker(
+      text_scores.Scorer(reader, vocabulary), normalize=chosen, neutral=prompts(neutral_context)[0]
+    )
+    self._prompts = prompts
+    self._end = [vocabulary.eos_id] if model.config.kind.has_encoder_and_decoder else []
+    given = {"normalize": normalize, "neutral_context": neutral_context}
+    self.options = {name: value for name, value in given.items() if value}
+
+  @property
+  def note(self) -> str:
+    """Sentence on long texts of the last call; "" without them."""
+    return self._ranker.note
+
+  def __call__(
+    self,
+    params: Params,
+    inputs: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[str]],
+    *,
+    suffixes: Sequence[Sequence[int]] = (),
+    done: batch_inference.Done | None,
+  ) -> list[np.ndarray]:
+    """Returns the scores of the answers of each line, float64 [answers].
+
+    Args:
+      params: nested dict.
+      inputs: token ids of each line.
+      answers: texts of each line.
+      suffixes: token ids that an encoder reads behind an answer; empty: nothing.
+      done: called after each batch.
+
+    Raises:
+      UserError: a score is NaN or Inf.
+    """
+    encoded = {text: (*self._prompts.encode(text), *self._end) for texts in answers for text in texts}
+    options = [[option_scores.Option(text, encoded[text]) for text in texts] for texts in answers]
+    on_batch = done and batch_inference.by_lines(done, np.arange(1, len(inputs) + 1))
+    scores = self._ranker(params, inputs, options, suffixes=suffixes, on_batch=on_batch)
+    if not all(np.isfinite(of_line).all() for of_line in scores):
+      raise UserError("--checkpoint: the score of an answer is NaN or Inf; use a different checkpoint")
+    return scores
+
+
 class Ranking:
   """The way of a text-to-text model that ranks given answers; see `batch_inference.Way`.
 
@@ -56,29 +133,18 @@ class Ranking:
     self.asks, self._classes = ("class" if classes else "choice"), tuple(classes)
     self.form = jsonl_io.Form(needs=() if classes else ("candidates",))
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
-    self._vocabulary = pretrained.vocabulary(source)
     special_tokens = prompt_builder.special_tokens(source, special_tokens)
     self._prompts = prompt_builder.Prompts(
-      self._vocabulary,
+      pretrained.vocabulary(source),
       ends=ends_prompts,
       longest=longest,
       special_tokens=special_tokens,
       prefix=prompt_builder.prefix(source),
     )
-    model = pretrained.abstract(source, mesh)
-    framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
-    reader = predictor.Predictor(
-      model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
-    )
-    chosen = option_scores.choose(normalize, is_generative=model.config.kind.is_generative, where="--normalize")
-    option_scores.check_neutral(chosen, neutral_context, where="--neutral_context")
-    self._ranker = option_scores.Ranker(
-      text_scores.Scorer(reader, self._vocabulary), normalize=chosen, neutral=self._prompts(neutral_context)[0]
-    )
-    self._end = [self._vocabulary.eos_id] if model.config.kind.has_encoder_and_decoder else []
-    given = {"normalize": normalize, "neutral_context": neutral_context}
+    scoring = {"normalize": normalize, "neutral_context": neutral_context}
+    self._ranker = LineRanker(source, mesh, self._prompts, longest=longest, batch_size=batch_size, **scoring)
     self.options = {"inputs_length": longest, "method": "rank"} | prompt_builder.said(special_tokens)
-    self.options |= {name: value for name, value in given.items() if value}
+    self.options |= self._ranker.options
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Checks that the line has candidates, if there are no classes."""
@@ -99,18 +165,8 @@ class Ranking:
   ) -> list[dict[str, Any]]:
     """Returns the likeliest answer and the probabilities of all answers."""
     del numbers
-    options = [self._options(example) for example in inputs]
-    encoded = {text: (*self._prompts.encode(text), *self._end) for texts in options for text in texts}
-    candidates = [[option_scores.Option(text, encoded[text]) for text in texts] for texts in options]
-    ends = np.arange(1, len(inputs) + 1)
-    ranked = self._ranker(
-      params,
-      [example["inputs"] for example in inputs],
-      candidates,
-      on_batch=done and batch_inference.by_lines(done, ends),
-    )
-    if not all(np.isfinite(scores).all() for scores in ranked):
-      raise UserError("--checkpoint: the score of an answer is NaN or Inf; use a different checkpoint")
+    answers = [self._options(example) for example in inputs]
+    ranked = self._ranker(params, [example["inputs"] for example in inputs], answers, done=done)
     return [self._fields(example, scores) for example, scores in zip(inputs, ranked, strict=True)]
 
   def _options(self, example: Mapping[str, Any]) -> list[str]:

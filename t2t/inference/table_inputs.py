@@ -11,7 +11,7 @@ from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, jsonl_io
 from t2t.param_tree import Params
 
-if TYPE_CHECKING:  # imports TensorFlow
+if TYPE_CHECKING:
   from t2t.data import tables
 
 

@@ -1,6 +1,6 @@
 """Writes predictions as further columns of the input table, in its file format."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 import contextlib
 import itertools
 import json
@@ -15,7 +15,7 @@ from t2t.inference import jsonl_io
 _FIELDS = {
   **{name: name for name in ("prediction", "probability", "tags", "start", "end")},
   "log_probability": "score",
-  **{name: name for name in ("filled", "cut", "error")},
+  **{name: name for name in ("filled", "layers", "cut", "error")},
 }
 _ROWS = ".rows.jsonl"
 
@@ -35,6 +35,17 @@ def check(output: str, input_path: str) -> None:
   Raises:
     UserError: the output is compressed, is the input, or exists and was not made by `t2t infer`.
   """
+  check_new(output, input_path)
+  if pathlib.Path(output).suffix not in (".tsv", ".csv", ".parquet"):
+    raise UserError(f"--output {output}: tables cannot be compressed; give a .tsv, .csv, .parquet or .jsonl file")
+
+
+def check_new(output: str, input_path: str) -> None:
+  """Checks that a file that is written from complete rows replaces no other file.
+
+  Raises:
+    UserError: the output is the input, or exists and was not made by `t2t infer`.
+  """
   path = pathlib.Path(os.path.expanduser(output))
   if path.exists() and os.path.realpath(path) == os.path.realpath(os.path.expanduser(input_path)):
     raise UserError(f"--output {output} is also the input file; give another --output")
@@ -43,8 +54,6 @@ def check(output: str, input_path: str) -> None:
       f"--output {output} exists, but its file of rows {path.name}{_ROWS} is missing; give another --output, or "
       f"delete {output} to start over"
     )
-  if pathlib.Path(output).suffix not in (".tsv", ".csv", ".parquet"):
-    raise UserError(f"--output {output}: tables cannot be compressed; give a .tsv, .csv, .parquet or .jsonl file")
 
 
 def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
@@ -57,21 +66,32 @@ def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
   Raises:
     UserError: the file cannot be written.
   """
-  path = pathlib.Path(os.path.expanduser(output))
   names: dict[str, None] = {}
   fields: dict[str, None] = {}
-  for line, row in _pairs(output, inputs):
+  for line, row in pairs(output, inputs):
     columns = _columns(line, row)
     names |= dict.fromkeys(line.others or ["inputs"])
     fields |= dict.fromkeys(columns)
   ordered = [*names, *sorted(fields, key=lambda name: (_column_index(name), name))]
-  part = path.with_name(f"{path.name}.part")
-  try:
-    records = ((line.others or {"inputs": line.text}) | _columns(line, row) for line, row in _pairs(output, inputs))
-    if path.suffix == ".parquet":
+  records = ((line.others or {"inputs": line.text}) | _columns(line, row) for line, row in pairs(output, inputs))
+  with replacing(output) as part:
+    if output.endswith(".parquet"):
       _write_parquet(part, ordered, records)
     else:
-      _write_text(part, ordered, records, tabs=path.suffix == ".tsv")
+      _write_text(part, ordered, records, tabs=output.endswith(".tsv"))
+
+
+@contextlib.contextmanager
+def replacing(output: str) -> Generator[pathlib.Path]:
+  """Yields the path of a file to write, which replaces `output` at the end of the block.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  path = pathlib.Path(os.path.expanduser(output))
+  part = path.with_name(f"{path.name}.part")
+  try:
+    yield part
     part.replace(path)
   except OSError as error:
     raise UserError(
@@ -80,9 +100,10 @@ def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
     ) from error
 
 
-def _pairs(
+def pairs(
   output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]
 ) -> Iterator[tuple[jsonl_io.Line, Mapping[str, Any]]]:
+  """Yields each line with its complete row; see `write`."""
   with open(os.path.expanduser(rows_path(output)), "rb") as file, contextlib.closing(inputs()) as lines:
     yield from zip(lines, map(json.loads, file), strict=True)
 

@@ -137,6 +137,9 @@ def decode_config(
   temperature: float | None = None,
   top_p: float | None = None,
   top_k: int | None = None,
+  steps: int | None = None,
+  remasking: str = "",
+  block_length: int | None = None,
 ) -> decoding.DecodeConfig:
   """Returns the decoding options of the command's flags; None: flag not given.
 
@@ -146,6 +149,13 @@ def decode_config(
   Raises:
     UserError: a value is out of range, or flags contradict each other.
   """
+  unmasking = {"steps": steps, "block_length": block_length}
+  unmasking = {name: value for name, value in unmasking.items() if value is not None}
+  for name, value in unmasking.items():
+    if not 1 <= value <= max_length:
+      raise UserError(
+        f"--{name} {value} must be 1 to {max_length}, the value of --max_length: each step fills at least one token"
+      )
   counts = {"max_length": max_length, "min_length": min_length, "beam": beam, "top_k": top_k}
   for name, value in counts.items():
     if value is not None:
@@ -175,4 +185,7 @@ def decode_config(
   elif not 0 <= min_length <= max_length:
     raise UserError(f"--min_length {min_length} must be 0 to {max_length}, the value of --max_length")
   penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
-  return decoding.DecodeConfig(max_length=max_length, min_length=min_length, num_beams=beam, **penalty, **drawing)
+  of_unmasking: dict[str, Any] = unmasking | ({"remasking": remasking} if remasking else {})
+  return decoding.DecodeConfig(
+    max_length=max_length, min_length=min_length, num_beams=beam, **penalty, **drawing, **of_unmasking
+  )

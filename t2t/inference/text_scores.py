@@ -363,7 +363,7 @@ def of_source(source: pretrained.Source, mesh: jax.sharding.Mesh, *, batch_size:
   Raises:
     UserError: see `Scorer`; or the model does not predict tokens.
   """
-  predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
+  predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.name}")
   vocabulary, model, data = pretrained.vocabulary(source), pretrained.abstract(source, mesh), source.run["data"]
   kind, trained = model.config.kind, max(data["inputs_length"], data["targets_length"])
   if not (kind.has_encoder_and_decoder or model.config.most_positions):

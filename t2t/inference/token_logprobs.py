@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -107,6 +107,29 @@ def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch:
   chunked = jax.lax.map(score_chunk, (split(hidden), split(batch[f"{side}_target_tokens"])))
   outputs = (jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[:, :length] for x in chunked)
   return batch[f"{side}_loss_weights"], *outputs
+
+
+class TokenNames(NamedTuple):
+  """Names of the rows of an embedding; rows beyond the vocabulary have no token, but a model can generate them.
+
+  texts: of each row; for rows without a token "[ID]".
+  names: unique names of the rows, see `unique`.
+  known: number of ids with a token.
+  """
+
+  texts: list[str]
+  names: list[str]
+  known: int
+
+
+def token_names(vocabulary: Any, rows: int) -> TokenNames:
+  """Returns the names of `rows` rows of an embedding."""
+  from t2t.data import vocabularies
+
+  texts = vocabularies.token_texts(vocabulary)
+  behind = [f"[{number}]" for number in range(len(texts), rows)]
+  exact = vocabularies.token_texts(vocabulary, errors="surrogateescape")
+  return TokenNames(texts + behind, unique(exact + behind), len(texts))
 
 
 def unique(texts: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from t2t.api import loaded_model
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, decoding, predictor, prompt_builder, text_scores
 from t2t.param_tree import Params
-from t2t.runtime import console, numeric
+from t2t.runtime import console, numeric, versions
 
 try:
   from lm_eval import utils
@@ -33,7 +33,7 @@ try:
   from lm_eval.models import utils as harness_utils
   import tqdm
 except ModuleNotFoundError as error:
-  raise ModuleNotFoundError(f'{error}. Run: pip install "t2t-jax[lm_eval]"', name=error.name) from error
+  raise ModuleNotFoundError(f"{error}. Run: {versions.install_command('lm_eval')}", name=error.name) from error
 
 _ARGUMENTS = (
   *("checkpoint", "batch_size", "max_length", "max_gen_toks", "pseudo_likelihood", "target_eos", "special_tokens"),
@@ -140,7 +140,7 @@ class Harness(harness_model.TemplateLM):
 
   @property
   def tokenizer_name(self) -> str:
-    return str(self._source.path)
+    return self._source.name
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None, **others: Any) -> list[int]:
     """Returns the token ids of a text; of a context with EOS, if the model reads EOS after it."""
@@ -214,7 +214,7 @@ class Harness(harness_model.TemplateLM):
     if not self._kind.is_generative:
       tasks = ", ".join(sorted({str(request.task_name) for request in requests}))
       raise UserError(
-        f"checkpoint={self._source.path} is an encoder and generates no text, which the tasks {tasks} need. Choose "
+        f"checkpoint={self._source.name} is an encoder and generates no text, which the tasks {tasks} need. Choose "
         "tasks of log-likelihoods, or a checkpoint of another architecture."
       )
     groups: dict[str, list[int]] = {}

@@ -22,12 +22,12 @@ from t2t.api import loaded_model
 from t2t.checkpoints import pretrained
 from t2t.convert import sentence_transformers
 from t2t.inference import batch_inference, embedding, jsonl_io, prompt_builder
-from t2t.runtime import numeric
+from t2t.runtime import numeric, versions
 
 try:
   from mteb.models import abs_encoder, model_meta
 except ModuleNotFoundError as error:
-  raise ModuleNotFoundError(f'{error}. Run: pip install "t2t-jax[mteb]"', name=error.name) from error
+  raise ModuleNotFoundError(f"{error}. Run: {versions.install_command('mteb')}", name=error.name) from error
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Encoder(abs_encoder.AbsEncoder):
     self._layer, self._batch_size = str(layer), batch_size
     self.model_prompts = dict(prompts or {})
     self._way = functools.cache(self._make_way)
-    path = pathlib.PurePath(str(self._source.path))
+    path = pathlib.PurePath(self._source.name)
     run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, None)
     self.mteb_model_meta = model_meta.ModelMeta(
       loader=None,

@@ -44,14 +44,7 @@ class Adapet(HeadLosses):
       UserError: a head has no words, rows have several examples, or a setting is out of range.
     """
     base, settings = HeadLosses.from_config(run), run.adapet or AdapetConfig()
-    for _, head in base._asked:
-      if head.kind != "cloze":
-        raise UserError(
-          f"config.train.loss=adapet: the head {head.name} has kind={head.kind!r}, but the loss is for the words of "
-          "templates. Give config.data.templates, and an encoder."
-        )
-    if run.data.pack:
-      raise UserError("config.train.loss=adapet reads one example in each row. Set config.data.pack=False.")
+    check_cloze(base, run, loss="adapet")
     if not 0.0 < settings.mask_rate < 1.0:
       raise UserError(f"config.adapet.mask_rate={settings.mask_rate}: must be above 0 and below 1")
     if not 0.0 <= settings.conditioning_weight < float("inf"):
@@ -120,14 +113,7 @@ class Adapet(HeadLosses):
     words = jnp.array([ids[0] for ids in head.words])
     filled = jnp.where(at, words[drawn][:, None], tokens)
     # ---- Masks: a share of the tokens inside the text ----
-    real = real_positions(batch, "encoder")
-    ends = jnp.roll(real, -1, axis=1).at[:, -1].set(False)
-    inside = real & ends & ~at & (jnp.arange(tokens.shape[1]) > 0)
-    most = max(1, round(self.settings.mask_rate * tokens.shape[1]))
-    order = jnp.where(inside, jax.random.uniform(mask_key, tokens.shape), -1.0)
-    _, positions = jax.lax.top_k(order, most)
-    wanted = jnp.clip(jnp.round(self.settings.mask_rate * jnp.sum(inside, axis=1)), 1, most)
-    counts = (jnp.arange(most) < wanted[:, None]) & jnp.take_along_axis(inside, positions, axis=1)
+    positions, counts = drawn_positions(batch, at, rate=self.settings.mask_rate, key=mask_key)
     rows = jnp.arange(len(tokens))[:, None]
     is_masked = jnp.zeros(tokens.shape, bool).at[rows, positions].max(counts)
     read = {**batch, "encoder_input_tokens": jnp.where(is_masked, mask_id, filled)}
@@ -137,6 +123,44 @@ class Adapet(HeadLosses):
     loss = -jnp.where(is_right[:, None], of_token, log_of_rest(of_token))
     mean = jnp.sum(jnp.where(counts, loss, 0.0), axis=1) / jnp.maximum(jnp.sum(counts, axis=1), 1)
     return jnp.where(has_label, mean, 0.0)
+
+
+def check_cloze(base: HeadLosses, run: Config, *, loss: str) -> None:
+  """Checks that a loss of a run reads the blanks of templates, one example in each row.
+
+  Raises:
+    UserError: a head has no words, or rows have several examples.
+  """
+  for _, head in base._asked:
+    if head.kind != "cloze":
+      raise UserError(
+        f"config.train.loss={loss}: the head {head.name} has kind={head.kind!r}, but the loss is for the words of "
+        "templates. Give config.data.templates, and an encoder; or set config.train.loss=heads."
+      )
+  if run.data.pack:
+    raise UserError(f"config.train.loss={loss} reads one example in each row. Set config.data.pack=False.")
+
+
+def drawn_positions(batch: Batch, at: jax.Array, *, rate: float, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Draws a share of the tokens inside each text, without its first and last token.
+
+  Args:
+    batch: one text in each row.
+    at: positions that are never drawn, bool [batch, length].
+    rate: share of the other tokens; at least one is drawn.
+    key: of the draw.
+
+  Returns:
+    Positions, int32 [batch, most]; and which of them count, bool [batch, most].
+  """
+  real = real_positions(batch, "encoder")
+  ends = jnp.roll(real, -1, axis=1).at[:, -1].set(False)
+  inside = real & ends & ~at & (jnp.arange(at.shape[1]) > 0)
+  most = max(1, round(rate * at.shape[1]))
+  order = jnp.where(inside, jax.random.uniform(key, at.shape), -1.0)
+  _, positions = jax.lax.top_k(order, most)
+  wanted = jnp.clip(jnp.round(rate * jnp.sum(inside, axis=1)), 1, most)
+  return positions, (jnp.arange(most) < wanted[:, None]) & jnp.take_along_axis(inside, positions, axis=1)
 
 
 def log_of_rest(log_p: jax.Array) -> jax.Array:

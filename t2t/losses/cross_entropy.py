@@ -374,6 +374,13 @@ def share_of_weights(batches: Sequence[Batch]) -> float:
   return float(sum(jnp.sum(x > 0) for x in weights)) / sum(x.size for x in weights)
 
 
+def target_weights(batch: Batch) -> jax.Array:
+  """Returns the weight of each target of a batch in its loss; for masked diffusion in expectation over the masks."""
+  side = predicted_side(batch)
+  levels = batch.get(f"{side}_noise_levels")
+  return batch[f"{side}_loss_weights"] if levels is None else levels > 0
+
+
 def mean_over_targets(batches: Sequence[Batch], numbers: np.ndarray) -> float:
   """Returns the mean of a number of each id over the target tokens, weighted as in the loss; 0.0 without targets.
 
@@ -390,7 +397,7 @@ def mean_over_targets(batches: Sequence[Batch], numbers: np.ndarray) -> float:
     values = jnp.take(np.asarray(numbers, np.float32), targets, mode="fill", fill_value=0)
     return jnp.stack([jnp.sum(values * weights), jnp.sum(weights)])
 
-  arrays = [(batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"].astype(jnp.float32)) for batch in batches]
+  arrays = [(batch[f"{side}_target_tokens"], target_weights(batch).astype(jnp.float32)) for batch in batches]
   total, weight = np.asarray([jax.device_get(sums(*pair)) for pair in arrays], np.float64).sum(axis=0).tolist()
   return total / weight if weight else 0.0
 
@@ -413,7 +420,7 @@ def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
 
   The frequencies of few targets fit these targets far better than frequencies of other text.
   """
-  weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
+  weights = [target_weights(batch) for batch in batches]
   number = sum(int(jnp.sum(x > 0)) for x in weights)
   counts = _counts(batches, vocab_size)
   is_exact = number >= _OFTEN * int(jnp.sum(counts > 0))
@@ -459,5 +466,5 @@ def _counts(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
   counts = jnp.zeros(vocab_size, jnp.float32)
   for batch in batches:
     side = predicted_side(batch)
-    counts = counts.at[batch[f"{side}_target_tokens"]].add(batch[f"{side}_loss_weights"].astype(jnp.float32))
+    counts = counts.at[batch[f"{side}_target_tokens"]].add(target_weights(batch).astype(jnp.float32))
   return counts

@@ -477,12 +477,16 @@ class HeadLosses:
     """Returns the model's states, and `answers` of each head with labels, by name."""
     body_key, *keys = layers.split_key(dropout_key, len(self.config.heads) + 1)
     outputs = module.hidden_states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
-    logits = {
+    return outputs, self._head_logits(module, outputs, batch, keys)
+
+  def _head_logits(
+    self, module: transformer.Transformer, outputs: Hidden, batch: Batch, keys: Sequence[jax.Array | None]
+  ) -> dict[str, jax.Array]:
+    return {
       head.name: answers(module, outputs.x, batch, head.name, dropout_key=keys[number])
       for number, head in self._asked
       if head.kind != "boundary"
     }
-    return outputs, logits
 
   def of_logits(
     self,

@@ -123,21 +123,26 @@ def attend(
     square = query.shape[2] == keys.shape[2] and not mask.is_decoding
     attend_on_cpu = cpu_ops.attend_causally if mask.causal and mask.prefix is None and square else cpu_ops.attend
     return attend_on_cpu(query, keys, values, bias, allowed)
-  # [batch, kv heads, group, query, kv]
-  grouped = query.reshape(query.shape[0], -1, groups, *query.shape[2:])
-  logits = jnp.einsum("bhgqk,bhsk->bhgqs", grouped, keys, preferred_element_type=jnp.float32)
-  logits = layers.softcap(logits.reshape(query.shape[0], -1, *logits.shape[3:]), softcap)
-  if bias is not None:
-    logits = logits + bias
+  scores = logits(query, keys, bias, softcap=softcap)
   if allowed is not None:
-    logits = jnp.where(allowed, logits, jnp.finfo(jnp.float32).min)
-  probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
+    scores = jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
+  probabilities = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
   # With `broadcast_dropout` only probabilities for `on_probabilities` remain to be dropped.
   axis = -2 if broadcast_dropout else None
   probabilities = layers.dropout(probabilities, dropout_rate, dropout_key, broadcast_axis=axis)
-  in_groups_of_heads = probabilities.reshape(*grouped.shape[:-1], -1)
+  # [batch, kv heads, group, query, key]
+  in_groups_of_heads = probabilities.reshape(query.shape[0], -1, groups, *probabilities.shape[2:])
   output = jnp.einsum("bhgqs,bhsk->bhgqk", in_groups_of_heads, values).reshape(*query.shape[:-1], -1)
   return output if on_probabilities is None else output + on_probabilities(probabilities).astype(output.dtype)
+
+
+def logits(query: jax.Array, keys: jax.Array, bias: jax.Array | None, *, softcap: float) -> jax.Array:
+  """Computes softcap(query keys^T) + bias, float32 [batch, heads, query, key]; arguments as in `attend`."""
+  # [batch, kv heads, group, query, kv]
+  grouped = query.reshape(query.shape[0], -1, query.shape[1] // keys.shape[1], *query.shape[2:])
+  scores = jnp.einsum("bhgqk,bhsk->bhgqs", grouped, keys, preferred_element_type=jnp.float32)
+  scores = layers.softcap(scores.reshape(query.shape[0], -1, *scores.shape[3:]), softcap)
+  return scores if bias is None else scores + bias
 
 
 class Attention(nnx.Module):
@@ -179,6 +184,8 @@ class Attention(nnx.Module):
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.position = None if cross else scheme.layer_parameters(rngs)
+    names = ("query", "key", "value", "out")
+    self.ranges = layers.FAKE_QUANTIZATION["ranges"](config, names) if config.fake_quantization else None
 
   @classmethod
   def with_features(cls, config: TransformerConfig, batch: Batch) -> Batch:
@@ -212,6 +219,8 @@ class Attention(nnx.Module):
   def _dense(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
     options = {"gradient_dtype": self.gradient_dtype, "quantization": self.quantization}
+    if self.ranges is not None:
+      options["input_range"] = self.ranges[name]
     return layers.dense(x, kernel, bias, dropout_key=dropout_key, **options)
 
   def _project(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
@@ -279,6 +288,11 @@ class Attention(nnx.Module):
     probs = self._attend(x, keys, ones, adds_values=False, **options)
     return probs.astype(jnp.float32)
 
+  def queries(self, x: jax.Array, positions: Positions, dropout_key: jax.Array | None) -> jax.Array:
+    """Returns projected, normed and rotated queries before scaling, [batch, heads, query, kv]."""
+    query = self._project(x, "query", dropout_key)
+    return positions.on_queries(query if self.query_norm is None else self.query_norm(query))
+
   def _attend(
     self,
     x: jax.Array,
@@ -293,9 +307,7 @@ class Attention(nnx.Module):
   ) -> jax.Array:
     """Returns the output of each head, [batch, heads, query, size of a value]."""
     positions = positions.of_attention(self, dropout_key)
-    query = self._project(x, "query", dropout_key)
-    query = query if self.query_norm is None else self.query_norm(query)
-    query = positions.on_queries(query) * self.scale
+    query = self.queries(x, positions, dropout_key) * self.scale
 
     attend_with = functools.partial(
       attend,
@@ -329,7 +341,15 @@ class AttentionProbe:
   cross: bool = False
 
   def at(
-    self, attention: Attention, x: jax.Array, keys: jax.Array, *, mask: AttentionMask, positions: Positions = NOWHERE
+    self,
+    attention: Attention,
+    x: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    mask: AttentionMask,
+    positions: Positions = NOWHERE,
   ) -> jax.Array:
     """Returns the probabilities of the head, float32 [batch, query, key]; see `Attention.probabilities`."""
+    del values
     return jnp.take(attention.probabilities(x, keys, mask=mask, positions=positions), self.head, axis=1)

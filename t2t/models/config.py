@@ -70,6 +70,7 @@ DECODERS: LazyTable[Any] = LazyTable(
   {
     "autoregressive": "t2t.inference.decoders:Autoregressive",
     "speculative": "t2t.inference.speculative:Speculative",
+    "unmask": "t2t.inference.unmasking:Unmask",
   }
 )
 NORMS = ("rms", "layer", "affine")
@@ -412,6 +413,7 @@ class TransformerConfig:
   logits_norm: str = ""  # norm of logits_transform: rms, layer or affine; "": norm
   vocabulary_head: bool = True  # logits over the vocabulary; False: only `heads`
   heads: tuple[HeadConfig, ...] = ()  # other heads: ({"name": "nli", "num_classes": 3},)
+  exits: bool = False  # encoder_only: class and score heads also after each inner layer, for early exit (PABEE)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
   #: initial attention logit of half of the heads, each for one neighbour; in cross-attention for the query's own token;
   #: 0: T5's initialization
@@ -426,6 +428,8 @@ class TransformerConfig:
   dtype: str = "bfloat16"  # dtype of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # dtype of gradient all-reduces of matrices; "": dtype, on more than 32 devices float32
   quantization: str = ""  # 8-bit matrix products of the layers, int8 or fp8, except for weight gradients; "": dtype
+  fake_quantization: str = ""  # int8: rounds weights and inputs of products as an int8 export does (Q8BERT); "": none
+  layer_drop: float = 0.0  # probability of skipping a layer in a training step (LayerDrop)
   #: splash, distance, cudnn, triton or plain; an unavailable kernel is an error; "": the fastest available kernel
   attention_kernel: str = ""
   attention_block: int = 0  # largest block of TPU kernels in positions, 128 to 2048, if memory allows; 0: default
@@ -496,15 +500,16 @@ class TransformerConfig:
   def published_head(self, kind: str) -> dict[str, str | bool]:
     """Returns `HeadConfig` fields of a published head of this kind on a body like this one.
 
-    Decoder-only classifiers have no bias (GPT-2, Llama). BERT's heads are the defaults of `HeadConfig`. RoBERTa,
-    ELECTRA, DistilBERT, ModernBERT and DeBERTa have other heads, which `convert` writes.
+    Decoder-only classifiers have no bias (GPT-2, Llama), in Ettin after a dense layer and a norm. BERT's heads are the
+    defaults of `HeadConfig`. RoBERTa, ELECTRA, DistilBERT, ModernBERT and DeBERTa have other heads, which `convert`
+    writes.
 
     Args:
       kind: kind of the head.
     """
     is_one = kind in ("class", "score")
     if self.kind.is_decoder_only:
-      return {"bias": False} if is_one else {}
+      return {"bias": False} | ({"pooler": "norm"} if self.embedding_norm else {}) if is_one else {}
     if self.kind.is_generative or self.share_layers:
       return {}
     if self.positions == "disentangled":
@@ -636,6 +641,7 @@ class TransformerConfig:
       ("dtype", DTYPES),
       ("gradient_dtype", ("", *DTYPES)),
       ("quantization", ("", *QUANTIZATIONS)),
+      ("fake_quantization", ("", "int8")),
     ):
       value = getattr(self, field)
       if value not in known:
@@ -645,9 +651,11 @@ class TransformerConfig:
           f"{', '.join(named)}{did_you_mean(str(value), named)}"
         )
     if self.quantization and importlib.util.find_spec("qwix") is None:
+      from t2t.runtime import versions
+
       raise UserError(
-        f"config.model.quantization={self.quantization}: the package qwix is missing. Run: pip install "
-        "'t2t-jax[quantization]'"
+        f"config.model.quantization={self.quantization}: the package qwix is missing. Run: "
+        f"{versions.install_command('quantization')}"
       )
     if self.remat not in remat.POLICIES:
       remat.parse(self.remat)
@@ -658,8 +666,9 @@ class TransformerConfig:
     if self.attention_block not in (0, 128, 256, 512, 1024, 2048):
       # Larger blocks do not fit in any TPU core's memory.
       raise UserError(f"config.model.attention_block={self.attention_block}: must be 128, 256, 512, 1024, 2048, or 0")
-    if not 0.0 <= self.dropout_rate < 1.0:
-      raise UserError(f"config.model.dropout_rate={self.dropout_rate}: must be at least 0 and below 1")
+    for name in ("dropout_rate", "layer_drop"):
+      if not 0.0 <= getattr(self, name) < 1.0:
+        raise UserError(f"config.model.{name}={getattr(self, name)}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:
       raise UserError(
         f"config.model.relative_position_buckets={self.relative_position_buckets}: must be a multiple of 4 (two "

@@ -131,6 +131,8 @@ class Mlp(FeedForward):
     self.up_bias = layers.bias(config, mlp, "mlp")
     self.down = layers.param(rngs, (mlp, embed), ("mlp", "embed"), scale=layers.residual_scale(config, mlp))
     self.down_bias = layers.bias(config, embed, "embed")
+    names = ("gate", "up", "down") if config.gated else ("up", "down")
+    self.ranges = layers.FAKE_QUANTIZATION["ranges"](config, names) if config.fake_quantization else None
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None) -> jax.Array:
     """Maps [batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
@@ -147,15 +149,16 @@ class Mlp(FeedForward):
     product = functools.partial(
       layers.dense, gradient_dtype=self.gradient_dtype, quantization=self.quantization, dropout_key=dropout_key
     )
-    hidden = checkpoint_name(product(x, self.up, self.up_bias), "mlp_up")
+    input_range = lambda name: {} if self.ranges is None else {"input_range": self.ranges[name]}
+    hidden = checkpoint_name(product(x, self.up, self.up_bias, **input_range("up")), "mlp_up")
     if self.gate is None:
       hidden = layers.activate(self.activation, hidden)
     else:
-      gate = checkpoint_name(product(x, self.gate, self.gate_bias), "mlp_gate")
+      gate = checkpoint_name(product(x, self.gate, self.gate_bias, **input_range("gate")), "mlp_gate")
       hidden = layers.activate(self.activation, gate) * hidden
     hidden = sharding.shard(hidden, "batch", "length", "mlp")
     hidden = layers.dropout(hidden, self.dropout_rate, dropout_key, broadcast_axis=-2)
-    return checkpoint_name(product(hidden, self.down, self.down_bias), "mlp_out")
+    return checkpoint_name(product(hidden, self.down, self.down_bias, **input_range("down")), "mlp_out")
 
   @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:

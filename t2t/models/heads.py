@@ -3,7 +3,8 @@
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Protocol
+import importlib
+from typing import Any, Protocol
 
 from flax import nnx
 import jax
@@ -132,13 +133,17 @@ class VocabularyHead(nnx.Module):
     The weights are gathered and cast once for all calls of the function.
     """
     config = self.config
+    weights_of = lambda parameter, axis: gathered(parameter, config.dtype)
+    if config.fake_quantization:
+      rounded = layers.FAKE_QUANTIZATION["weight"]
+      weights_of = lambda parameter, axis: rounded(gathered(parameter), axis).astype(config.dtype)
     if config.tied_logits:
-      table = gathered(embed.table, config.dtype)
+      table = weights_of(embed.table, -1)
       beyond = [] if self.table is None else [gathered(self.table, config.dtype)]
       weights = {"table": jnp.concatenate([table, *beyond], axis=1) if beyond else table}
     else:
       assert self.projection is not None
-      weights = {"projection": gathered(self.projection, config.dtype)}
+      weights = {"projection": weights_of(self.projection, 0)}
     if config.logits_transform:
       weights |= transform_weights(config, self.transform, self.transform_bias, self.norm)
     if config.logits_transform or config.logits_bias:
@@ -200,4 +205,13 @@ HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = La
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Dict:
   """Returns the named heads of a model; boundary heads read the predicted side, the others the inputs."""
   side = lambda head: config.kind.predicts if head.kind == "boundary" else config.kind.answers
-  return nnx.Dict({head.name: HEADS[head.kind](config.of_stack(side(head)), head, rngs) for head in config.heads})
+  built = nnx.Dict({head.name: HEADS[head.kind](config.of_stack(side(head)), head, rngs) for head in config.heads})
+  if config.exits:
+    exit_heads: Any = importlib.import_module("t2t.models.exit_heads")  # few models have exits
+
+    exit_heads.check(config)
+    for head in config.heads:
+      if head.kind in exit_heads.KINDS:
+        with_exits: Any = built[head.name]
+        with_exits.exits = exit_heads.Exits(config, head, rngs)
+  return built

@@ -6,7 +6,6 @@ at padding, and before a row that begins a text.
 """
 
 from collections.abc import Mapping
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +55,11 @@ def carried(config: TransformerConfig) -> Mapping[str, Carried]:
   return {NAME: Carried((config.memory_length, config.embed_dim), config.dtype, evaluated=True), **states}
 
 
-def mask_with(mask: AttentionMask, states: jax.Array, query_length: int) -> AttentionMask:
-  """Returns the mask of keys that begin with a memory, [batch, memory, embed]."""
-  return mask.behind_memory(jnp.any(states != 0, axis=-1), query_length)
+def mask_with(mask: AttentionMask, carried: Mapping[str, jax.Array], query_length: int) -> AttentionMask:
+  """Returns the mask of keys that begin with the carried memory, [layers, batch, memory, embed], if there is one."""
+  if NAME not in carried:
+    return mask
+  return mask.behind_memory(jnp.any(carried[NAME][0] != 0, axis=-1), query_length)
 
 
 def pushed(states: jax.Array, x: jax.Array, real: jax.Array | None, *, reuse: int = 0) -> jax.Array:
@@ -89,15 +90,7 @@ def of_row(states: Mapping[str, jax.Array], continues: jax.Array | None) -> dict
   return {**states, NAME: jnp.where(kept, states[NAME], 0)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-  """A layer's carried states: the memory, or None; and the feed-forward layer's, or None."""
-
-  memory: jax.Array | None
-  others: Mapping[str, jax.Array] | None
-
-  @classmethod
-  def of(cls, states: Mapping[str, jax.Array] | None) -> "Split":
-    others = {name: x for name, x in (states or {}).items() if name != NAME}
-    memory = states[NAME] if states and NAME in states else None
-    return cls(memory, others or None)
+def split(states: Mapping[str, jax.Array]) -> tuple[jax.Array | None, Mapping[str, jax.Array] | None]:
+  """Splits a layer's carried states into the memory, or None; and those of the feed-forward layer, or None."""
+  others = {name: x for name, x in states.items() if name != NAME}
+  return states.get(NAME), others or None

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models import quantized_matmul
 from t2t.models.config import TransformerConfig
+from t2t.runtime.lazy_table import LazyTable
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "relu": jax.nn.relu,
@@ -22,6 +23,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "gated_gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
   "gated_silu": jax.nn.silu,
 }
+
+
+_FUNCTIONS = {name: f"t2t.models.fake_quantization:{name}" for name in ("check", "operands", "ranges", "weight")}
+FAKE_QUANTIZATION: LazyTable[Any] = LazyTable(_FUNCTIONS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,6 +116,7 @@ def dense(
   *,
   gradient_dtype: str = "",
   quantization: str = "",
+  input_range: nnx.Param | None = None,
   dropout_key: jax.Array | None = None,
 ) -> jax.Array:
   """Computes x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`.
@@ -119,12 +125,18 @@ def dense(
     x: input with any number of leading axes.
     kernel, bias: parameters.
     gradient_dtype, quantization: see `TransformerConfig`; an adapter's addition is not quantized.
+    input_range: range of `x`; with it both operands are rounded, see `fake_quantization`.
     dropout_key: key of an adapted kernel's dropout; None at evaluation.
   """
   if not isinstance(kernel, nnx.Param):
-    return kernel.dense(x, bias, gradient_dtype=gradient_dtype, quantization=quantization, dropout_key=dropout_key)
+    options: dict[str, Any] = {} if input_range is None else {"input_range": input_range}  # only of int8 matrices
+    options |= {"gradient_dtype": gradient_dtype, "quantization": quantization}
+    return kernel.dense(x, bias, dropout_key=dropout_key, **options)
+  weights = kernel[...]
+  if input_range is not None:
+    x, weights = FAKE_QUANTIZATION["operands"](x, input_range[...], weights)
   y = quantized_matmul.product(
-    x, kernel[...], gradient_dtype=gradient_dtype, quantization=quantization, axes=matrix_axes(kernel)
+    x, weights, gradient_dtype=gradient_dtype, quantization=quantization, axes=matrix_axes(kernel)
   )
   return add_bias(y, bias)
 
@@ -244,6 +256,8 @@ class Embed(nnx.Module):
   parts: ClassVar[int] = 1
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, owns_table: bool = True):
+    if config.fake_quantization:
+      FAKE_QUANTIZATION["check"](config)
     width = config.embedding_width
     added_width = width if self.parts == 1 else config.embed_dim
     axis, added_axis = ("embed" if size == config.embed_dim else "factor" for size in (width, added_width))
@@ -345,6 +359,7 @@ class Embed(nnx.Module):
     rows = lambda table: jnp.take(sharding.shard(table[...], "vocab", "embed"), tokens, axis=0)
     own = self.table if table is None else table
     x = rows(own)
+    x = FAKE_QUANTIZATION["weight"](x, -1) if self.config.fake_quantization else x
     if table is None and self.difference is not None:
       x = jax.lax.stop_gradient(x) + rows(self.difference)
     if self.prompt is not None:

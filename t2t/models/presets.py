@@ -5,10 +5,12 @@ The fields are in a dict, which a config may change.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
+
+T = TypeVar("T")
 
 # embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each).
 # 1.0: Raffel et al. 2020, section 3.7 (3B and 11B are its xl and xxl); 1.1: Shazeer 2020 and the released t5.1.1
@@ -37,25 +39,18 @@ _BYT5 = {
 # embed_dim, num_heads, mlp_dim, layers, dropout rate.  Vaswani et al. 2017, table 3, English to German.
 _TRANSFORMER = {"base": (512, 8, 2048, 6, 0.1), "big": (1024, 16, 4096, 6, 0.3)}
 # embed_dim, num_heads, mlp_dim, layers; heads have 64 features.
-_BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
+BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
 # Lan et al. 2020, table 1; heads as released, with 128 features in xlarge.
-_ALBERT = _BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
-# Chung et al. 2021, table 8, as released.
-_REMBERT = {"base": (1152, 18, 4608, 32)}
-# Sun et al. 2020, table 1, with the released configs: attention of tiny reads only the narrow states.
-_MOBILEBERT = {
-  "base": {"num_feed_forwards": 4},
-  "tiny": {"num_feed_forwards": 2, "bottleneck_attention": True},
-}
+_ALBERT = BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
 # Shoeybi et al. 2020, table 4.
-_MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
+_MEGATRON_BERT = {"336m": BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
 # Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
 _XLM = {"15": (1024, 8, 4096, 12), "100": (1280, 16, 5120, 16)}
 _AFRIBERTA = {"small": (768, 6, 3072, 4), "base": (768, 6, 3072, 8), "large": (768, 6, 3072, 10)}
 # Charpentier & Samuel 2024, with their released configs; the last number is the vocabulary size.
 _GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_384)}
 # Warner et al. 2024, table 4.
-_ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
+_ELECTRA = {"small": (256, 4, 1024, 12)} | BERT
 # Dai et al. 2019, with the released scripts: embed_dim, num_heads, head_dim, mlp_dim, layers, memory_length, dropout.
 _TRANSFORMER_XL = {
   "wt103_base": (410, 10, 41, 2100, 16, 150, 0.1),
@@ -64,10 +59,6 @@ _TRANSFORMER_XL = {
   "enwik8_large": (1024, 8, 128, 3072, 24, 768, 0.15),
 }
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
-# He et al. 2021, 2023, with the released configs; xlarge of version 1 is deeper, not wider.
-_DEBERTA = _BERT | {"xlarge": (1024, 16, 4096, 48)}
-_DEBERTA_V2 = {"xlarge": (1536, 24, 6144, 24), "xxlarge": (1536, 24, 6144, 48)}
-_DEBERTA_V3 = {"xsmall": (384, 6, 1536, 12), "small": (768, 12, 3072, 6)} | _BERT
 # Weller et al. 2025, table 1; each as an encoder and as a decoder.
 _ETTIN = {"17m": (256, 4, 384, 7), "32m": (384, 6, 576, 10), "68m": (512, 8, 768, 19)}
 _ETTIN |= {"150m": _MODERN_BERT["base"], "400m": _MODERN_BERT["large"], "1b": (1792, 28, 3840, 28)}
@@ -139,10 +130,8 @@ _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
 T5_SIZES = tuple(_T5_1_1)
 TRANSFORMER_SIZES = tuple(_TRANSFORMER)
-BERT_SIZES = tuple(_BERT)
+BERT_SIZES = tuple(BERT)
 ALBERT_SIZES = tuple(_ALBERT)
-REMBERT_SIZES = tuple(_REMBERT)
-MOBILEBERT_SIZES = tuple(_MOBILEBERT)
 UNIVERSAL_SIZES = (*_UNIVERSAL, *(f"adaptive_{size}" for size in _UNIVERSAL))
 MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
 XLM_SIZES = tuple(_XLM)
@@ -151,11 +140,6 @@ GPT_BERT_SIZES = tuple(_GPT_BERT)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 ETTIN_SIZES = tuple(f"{side}_{size}" for side in ("encoder", "decoder") for size in _ETTIN)
-DEBERTA_SIZES = tuple(_DEBERTA)
-DEBERTA_V2_SIZES = tuple(_DEBERTA_V2)
-DEBERTA_V3_SIZES = tuple(_DEBERTA_V3)
-NEZHA_SIZES = tuple(_BERT)
-XLNET_SIZES = tuple(_BERT)
 TRANSFORMER_XL_SIZES = tuple(_TRANSFORMER_XL)
 GPT2_SIZES = tuple(_GPT2)
 GPT3_SIZES = tuple(_GPT3)
@@ -172,7 +156,12 @@ ST_MOE_SIZES = tuple(_ST_MOE)
 T5GEMMA_SIZES = ("s_s", "b_b", "l_l", "ml_ml", "xl_xl", "2b_2b", "9b_2b", "9b_9b")  # encoder and decoder
 
 
-def _row(table: Mapping[str, Any], size: str) -> Any:
+def entry(table: Mapping[str, T], size: str) -> T:
+  """Returns the row of a size.
+
+  Raises:
+    UserError: the table has no such size.
+  """
   if size not in table:
     raise UserError(f"unknown size {size!r}. Known values: {', '.join(table)}{did_you_mean(size, table)}")
   return table[size]
@@ -187,7 +176,7 @@ def _fields(**fields: Any) -> dict[str, Any]:
 
 
 def _t5(table: Mapping[str, tuple], size: str, **overrides: Any) -> dict[str, Any]:
-  embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *decoder_layers = _row(table, size)
+  embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *decoder_layers = entry(table, size)
   return _fields(
     architecture="encoder_decoder",
     embed_dim=embed_dim,
@@ -246,16 +235,18 @@ def red_llm(size: str) -> dict[str, object]:
   return modern_t5(size) | dict(num_kv_heads=0, rotary_cross_attention=True, tied_logits=True)
 
 
-def _encoder_row(row: tuple[int, int, int, int]) -> dict[str, int]:
+def encoder_row(row: tuple[int, int, int, int]) -> dict[str, int]:
+  """Returns the fields of a row: embed_dim, num_heads, mlp_dim, layers."""
   embed_dim, num_heads, mlp_dim, num_layers = row
   widths = dict(embed_dim=embed_dim, num_heads=num_heads, head_dim=embed_dim // num_heads, mlp_dim=mlp_dim)
   return widths | {"num_encoder_layers": num_layers}
 
 
-def _encoder(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
+def encoder(row: tuple[int, int, int, int], **overrides: object) -> dict[str, object]:
+  """Returns the fields that BERT and its relatives share, with the sizes of a row."""
   return _fields(
     architecture="encoder_only",
-    **_encoder_row(row),
+    **encoder_row(row),
     scale_attention=True,
     norm="layer",
     embedding_norm=True,
@@ -269,8 +260,8 @@ def _encoder(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]
 
 def bert(size: str) -> dict[str, object]:
   """BERT, uncased (Devlin et al. 2019): post-norm, learned positions, two segment types."""
-  return _encoder(
-    _row(_BERT, size),
+  return encoder(
+    entry(BERT, size),
     vocab_size=30_522,
     positions="learned",
     max_length=512,
@@ -283,26 +274,9 @@ def bert(size: str) -> dict[str, object]:
   )
 
 
-def xlnet(size: str) -> dict[str, object]:
-  """XLNet (Yang et al. 2019): BERT's sizes, Transformer-XL's positions, relative segments and a query stream."""
-  return _encoder(
-    _row(_BERT, size),
-    vocab_size=32_000,
-    positions="relative_xl",
-    relative_segments=True,
-    two_streams=True,
-    post_norm=True,
-    biases=True,
-    attention_biases=False,
-    norm_epsilon=1e-12,
-    mlp_activation="gelu",
-    dropout_rate=0.1,
-  ) | dict(embedding_norm=False, logits_transform=False, logits_bias=True)
-
-
 def transformer_xl(size: str) -> dict[str, object]:
   """Transformer-XL (Dai et al. 2019): a post-norm decoder with relative sinusoids and a memory."""
-  embed_dim, num_heads, head_dim, mlp_dim, layers, memory, dropout = _row(_TRANSFORMER_XL, size)
+  embed_dim, num_heads, head_dim, mlp_dim, layers, memory, dropout = entry(_TRANSFORMER_XL, size)
   return _fields(
     architecture="decoder_only",
     vocab_size=267_776 if size.startswith("wt103") else 256,
@@ -332,7 +306,7 @@ def transformer_xl(size: str) -> dict[str, object]:
 def electra(size: str) -> dict[str, object]:
   """ELECTRA's discriminator (Clark et al. 2020): BERT's body; small is narrower, with an embedding of 128 features."""
   changed: dict[str, object] = dict(logits_transform=False, embedding_dim=128 if size == "small" else 0)
-  changed |= _encoder_row(_row(_ELECTRA, size))
+  changed |= encoder_row(entry(_ELECTRA, size))
   changed["heads"] = ({"name": "replaced", "kind": "detector", "num_classes": 1},)
   return bert("base") | changed
 
@@ -357,7 +331,7 @@ def longformer(size: str) -> dict[str, object]:
 def bart(size: str) -> dict[str, object]:
   """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, tied logits without a transform."""
   changed = dict(architecture="encoder_decoder", segment_types=0, max_length=1024, logits_transform=False)
-  layers = _row(_BERT, size)[-1] // 2
+  layers = entry(BERT, size)[-1] // 2
   changed |= dict(num_encoder_layers=layers, num_decoder_layers=layers, own_decoder_positions=True)
   return roberta(size) | changed
 
@@ -368,7 +342,7 @@ def transformer(size: str) -> dict[str, object]:
   Projections of attention have biases, as in Marian and fairseq; tensor2tensor's have none. The initial scale is that
   of the embedding and, by Glorot's formula, of the projections of attention.
   """
-  embed_dim, num_heads, mlp_dim, num_layers, dropout_rate = _row(_TRANSFORMER, size)
+  embed_dim, num_heads, mlp_dim, num_layers, dropout_rate = entry(_TRANSFORMER, size)
   return _fields(
     architecture="encoder_decoder",
     vocab_size=37_000,
@@ -396,27 +370,13 @@ def transformer(size: str) -> dict[str, object]:
 def albert(size: str) -> dict[str, object]:
   """ALBERT version 2 (Lan et al. 2020): one shared layer, an embedding of 128 features with a projection."""
   changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)
-  return bert("base") | _encoder_row(_row(_ALBERT, size)) | changed
-
-
-def rembert(size: str) -> dict[str, object]:
-  """RemBERT (Chung et al. 2021): a narrow input embedding, and a wide output embedding that fine-tuning drops."""
-  changed = dict(vocab_size=250_300, embedding_dim=256, output_embedding_dim=1664, tied_logits=False, dropout_rate=0.0)
-  return bert("base") | _encoder_row(_row(_REMBERT, size)) | changed
-
-
-def mobilebert(size: str) -> dict[str, object]:
-  """MobileBERT (Sun et al. 2020): deep and narrow, with bottlenecks around each block, and norms without statistics."""
-  changed: dict[str, object] = dict(embedding="trigram", embedding_dim=128, block="bottleneck", bottleneck_dim=128)
-  changed |= dict(norm="affine", logits_norm="layer", output_embedding_dim=512, mlp_activation="relu", dropout_rate=0.0)
-  changed |= _encoder_row((512, 4, 512, 24)) | {"head_dim": 32}
-  return bert("base") | changed | _row(_MOBILEBERT, size)
+  return bert("base") | encoder_row(entry(_ALBERT, size)) | changed
 
 
 def megatron_bert(size: str) -> dict[str, object]:
   """Megatron's BERT (Shoeybi et al. 2020, section 5.3): pre-norm, which depth requires."""
   changed = dict(post_norm=False, embedding_norm=False, norm_epsilon=1e-5)
-  return bert("base") | _encoder_row(_row(_MEGATRON_BERT, size)) | changed
+  return bert("base") | encoder_row(entry(_MEGATRON_BERT, size)) | changed
 
 
 def xlm_r(size: str) -> dict[str, object]:
@@ -426,19 +386,19 @@ def xlm_r(size: str) -> dict[str, object]:
 
 def afriberta(size: str) -> dict[str, object]:
   """AfriBERTa (Ogueji et al. 2021): XLM-R with fewer layers, six heads, a vocabulary of 70,006."""
-  return roberta("base") | _encoder_row(_row(_AFRIBERTA, size)) | {"vocab_size": 70_006}
+  return roberta("base") | encoder_row(entry(_AFRIBERTA, size)) | {"vocab_size": 70_006}
 
 
 def xlm(size: str) -> dict[str, object]:
   """XLM (Conneau & Lample 2019): BERT's parts, tied logits without a transform; 15 has two segment types for TLM."""
   sizes = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
-  return bert("base") | _encoder_row(_row(_XLM, size)) | sizes[size] | {"logits_transform": False}
+  return bert("base") | encoder_row(entry(_XLM, size)) | sizes[size] | {"logits_transform": False}
 
 
 def modern_bert(size: str) -> dict[str, object]:
   """ModernBERT (Warner et al. 2024): rotary positions, pre-norm, GeGLU, every third layer global."""
-  return _encoder(
-    _row(_MODERN_BERT, size),
+  return encoder(
+    entry(_MODERN_BERT, size),
     vocab_size=50_368,
     positions="rotary",
     rotary_base=160_000.0,
@@ -451,41 +411,16 @@ def modern_bert(size: str) -> dict[str, object]:
 
 
 def ettin(size: str) -> dict[str, object]:
-  """Ettin (Weller et al. 2025): ModernBERT's parts in more sizes, as an encoder, or a decoder, "decoder_150m"."""
+  """Ettin (Weller et al. 2025): ModernBERT's parts in more sizes, as an encoder, or a decoder, "decoder_150m".
+
+  All layers have one rotary base. transformers counts the position itself in the decoders' half window of 64.
+  """
   side, _, width = size.partition("_")
-  row = _encoder_row(_row(_ETTIN, width if side in ("encoder", "decoder") else size))
+  row = encoder_row(entry(_ETTIN, width if side in ("encoder", "decoder") else size))
   if side == "decoder":
     row |= {"architecture": "decoder_only", "num_encoder_layers": 0, "num_decoder_layers": row["num_encoder_layers"]}
-  return modern_bert("base") | row
-
-
-def deberta(size: str) -> dict[str, object]:
-  """DeBERTa (He et al. 2021): BERT with disentangled attention over distances of up to 512, and RoBERTa's vocabulary.
-
-  Absolute positions come in before the vocabulary's logits (the enhanced mask decoder).
-  """
-  changed = dict(vocab_size=50_265, segment_types=0, norm_epsilon=1e-7, positions="disentangled", key_bias=False)
-  changed |= dict(relative_position_buckets=1024, relative_position_max_distance=512)
-  return bert("base") | _encoder_row(_row(_DEBERTA, size)) | changed | {"absolute_positions": "mask_decoder"}
-
-
-def deberta_v3(size: str) -> dict[str, object]:
-  """DeBERTa version 3 (He et al. 2023): 256 buckets in each direction, and matrices shared by content and positions."""
-  changed = dict(vocab_size=128_100, key_bias=True, relative_position_buckets=512)
-  changed |= dict(share_position_projections=True, relative_position_norm=True)
-  return deberta("base") | _encoder_row(_row(_DEBERTA_V3, size)) | changed
-
-
-def deberta_v2(size: str) -> dict[str, object]:
-  """DeBERTa version 2 (He et al. 2021, as released): version 3 with a convolution beside the first layer."""
-  changed = dict(beside_first="convolution", beside_first_activation="gelu")
-  return deberta_v3("base") | _encoder_row(_row(_DEBERTA_V2, size)) | changed
-
-
-def nezha(size: str) -> dict[str, object]:
-  """NEZHA (Wei et al. 2019): BERT for Chinese, with a fixed vector for each distance up to 64 on keys and values."""
-  changed = dict(vocab_size=21_128, positions="functional_relative", relative_position_max_distance=64, max_length=0)
-  return bert(size) | changed
+    row |= {"attention_window": 63}
+  return modern_bert("base") | row | {"local_rotary_base": 0.0}
 
 
 def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
@@ -512,7 +447,7 @@ def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
 
 def gpt2(size: str) -> dict[str, object]:
   """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, tied logits."""
-  return _gpt(_row(_GPT2, size), vocab_size=50_257, max_length=1024)
+  return _gpt(entry(_GPT2, size), vocab_size=50_257, max_length=1024)
 
 
 def universal_transformer(size: str) -> dict[str, object]:
@@ -523,7 +458,7 @@ def universal_transformer(size: str) -> dict[str, object]:
   tensor2tensor's have none.
   """
   is_adaptive, width = size.startswith("adaptive_"), size.removeprefix("adaptive_")
-  embed_dim, num_heads, mlp_dim, num_layers = _row(_UNIVERSAL, width)
+  embed_dim, num_heads, mlp_dim, num_layers = entry(_UNIVERSAL, width)
   steps = 2 * num_layers if is_adaptive else num_layers
   changed: dict[str, object] = dict(
     vocab_size=32_768, embed_dim=embed_dim, num_heads=num_heads, head_dim=embed_dim // num_heads
@@ -537,7 +472,9 @@ def universal_transformer(size: str) -> dict[str, object]:
 
 def gpt1(size: str) -> dict[str, object]:
   """GPT (Radford et al. 2018): GPT-2 small with post-norm, half the positions and a separate vocabulary."""
-  return _gpt(_row({"base": _GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1)
+  return _gpt(
+    entry({"base": _GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1
+  )
 
 
 def gpt3(size: str) -> dict[str, object]:
@@ -547,22 +484,22 @@ def gpt3(size: str) -> dict[str, object]:
   """
   # The window is the number of positions to the left of a query; GPT-Neo counts the query, too.
   bands = dict(attention_window=255, global_attention_every=2)
-  return _gpt(_row(_GPT3, size), vocab_size=50_257, max_length=2048, **bands)
+  return _gpt(entry(_GPT3, size), vocab_size=50_257, max_length=2048, **bands)
 
 
 def megatron_gpt(size: str) -> dict[str, object]:
   """Megatron's GPT-2 (Shoeybi et al. 2020): 51,200 embedding rows, which 8 x 128 divides."""
-  return _gpt(_row(_MEGATRON_GPT, size), vocab_size=51_200, max_length=1024, dropout_rate=0.1)
+  return _gpt(entry(_MEGATRON_GPT, size), vocab_size=51_200, max_length=1024, dropout_rate=0.1)
 
 
 def turing_nlg(size: str) -> dict[str, object]:
   """Turing-NLG (Rosset 2020): a GPT-2 of 78 layers."""
-  return _gpt(_row(_TURING_NLG, size), vocab_size=50_257, max_length=1024)
+  return _gpt(entry(_TURING_NLG, size), vocab_size=50_257, max_length=1024)
 
 
 def mpt(size: str) -> dict[str, object]:
   """MPT (MosaicML 2023): ALiBi (Press et al. 2022), layer norms, no biases, tied logits."""
-  embed_dim, num_heads, num_layers = _row(_MPT, size)
+  embed_dim, num_heads, num_layers = entry(_MPT, size)
   return _fields(
     architecture="decoder_only",
     vocab_size=50_432,
@@ -597,10 +534,11 @@ def gpt_bert(size: str) -> dict[str, object]:
   Norms are at both ends of each branch. Positions are T5's bias by distance instead of DeBERTa's attention to
   distances. Gates on attention outputs, and weights of all lower layers, are omitted.
   """
-  *row, vocab_size = _row(_GPT_BERT, size)
+  embed_dim, num_heads, mlp_dim, num_layers, vocab_size = entry(_GPT_BERT, size)
   changed = dict(positions="relative", mlp_activation="gated_gelu_exact", branch_norm=True, logits_transform=True)
   changed |= dict(bidirectional_prefix=True, dropout_rate=0.1, max_length=0)
-  return _gpt(tuple(row), vocab_size=vocab_size, max_length=512) | changed
+  row = (embed_dim, num_heads, mlp_dim, num_layers)
+  return _gpt(row, vocab_size=vocab_size, max_length=512) | changed
 
 
 def ul2(size: str) -> dict[str, object]:
@@ -630,13 +568,13 @@ def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
 
 def llama2(size: str) -> dict[str, object]:
   """Llama 2 (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU; 1b with grouped queries."""
-  return _llama(_row(_LLAMA2, size), vocab_size=32_000)
+  return _llama(entry(_LLAMA2, size), vocab_size=32_000)
 
 
 def mixtral(size: str) -> dict[str, object]:
   """Mixtral (Jiang et al. 2024): Llama with eight experts in each layer, two for each token."""
   changed = dict(feed_forward="moe", moe_experts=8, moe_experts_per_token=2, moe_normalize_gates=True)
-  return _llama(_row(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.04}
+  return _llama(entry(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.04}
 
 
 def switch(size: str) -> dict[str, object]:
@@ -644,7 +582,7 @@ def switch(size: str) -> dict[str, object]:
 
   The published 395 B parameters of xxl include gates in the experts; the other released sizes have relu.
   """
-  *row, num_experts, every = _row(_SWITCH, size)
+  *row, num_experts, every = entry(_SWITCH, size)
   fields = _t5({size: tuple(row)}, size, vocab_size=32_128)
   experts = dict(feed_forward="moe", moe_experts=num_experts, moe_every=every, moe_first=every - 1)
   experts |= dict(moe_capacity_factor=1.25, moe_balance_loss=0.01, moe_jitter=0.01)
@@ -656,7 +594,7 @@ def st_moe(size: str) -> dict[str, object]:
 
   Experts have gates, and no jitter. The dense MLP after the experts and their multiplicative bias are left out.
   """
-  *row, num_experts = _row(_ST_MOE, size)
+  *row, num_experts = entry(_ST_MOE, size)
   experts = dict(feed_forward="moe", moe_experts=num_experts, moe_experts_per_token=2, moe_every=4, moe_first=3)
   experts |= dict(moe_normalize_gates=True, moe_capacity_factor=1.25, moe_balance_loss=0.01, moe_z_loss=0.001)
   return _t5({size: tuple(row)}, size, vocab_size=32_128) | experts
@@ -668,7 +606,7 @@ def t5gemma(size: str) -> dict[str, object]:
   Every other layer has a window, which in both stacks holds 4,095 positions before a query, as in the authors' code.
   """
   if size not in T5GEMMA_SIZES:
-    _row(dict.fromkeys(T5GEMMA_SIZES), size)
+    entry(dict.fromkeys(T5GEMMA_SIZES), size)
   encoder, decoder = (_T5GEMMA[part] for part in size.split("_"))
   fields = _llama(decoder, vocab_size=256_000, norm_offset=True, branch_norm=True, scale_embedding=True)
   fields |= dict(architecture="encoder_decoder", num_encoder_layers=encoder[-1], own_encoder_embedding=True)
@@ -693,11 +631,11 @@ def llama3(size: str) -> dict[str, object]:
     rotary_scaling_original_length=8_192,
     tied_logits=version == "2",
   )
-  return _llama(_row(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0, **(scaled if version else {}))
+  return _llama(entry(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0, **(scaled if version else {}))
 
 
 def qwen2(size: str) -> dict[str, object]:
   """Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases of queries, keys and values; small sizes tie the logits."""
-  fields = _llama(_row(_QWEN2, size), vocab_size=152_064, rotary_base=1_000_000.0, qkv_biases=True)
+  fields = _llama(entry(_QWEN2, size), vocab_size=152_064, rotary_base=1_000_000.0, qkv_biases=True)
   small = size in ("0_5b", "1_5b", "3b")
   return fields | dict(norm_epsilon=1e-6, tied_logits=small) | (dict(vocab_size=151_936) if small else {})

@@ -11,12 +11,13 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, auxiliary, layer_memory, layers, remat
+from t2t.models import attention, auxiliary, layers, remat
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import BESIDE_FIRST, EMBEDDINGS, RECURRENCES, TransformerConfig
 from t2t.models.feed_forward import Alternating
 from t2t.models.masks import AttentionMask
+from t2t.runtime import lazy_table
 
 T = TypeVar("T")
 TaskAttention = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
@@ -142,9 +143,9 @@ class Layer(nnx.Module):
       memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, positions, dropout_key=keys[0]))
     options = {"mask": mask, "positions": positions}
     update = self.cross_attention(normed, memory.keys, memory.values, **options, dropout_key=keys[0])
-    seen = None
+    seen: Any = None
     if probe is not None and probe.cross:
-      seen = probe.at(self.cross_attention, normed, memory.keys, **options)
+      seen = probe.at(self.cross_attention, normed, memory.keys, memory.values, **options)
     return self._add(x, update, "cross_attention", keys[1]), seen
 
   def __call__(
@@ -191,14 +192,16 @@ class Layer(nnx.Module):
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed) if attention_input is None else attention_input
     read = normed if context is None else self._branch_input(context, self.self_attention_norm, is_normed)
-    past, states = layer_memory.Split.of(carried), {}
+    others, states = None, {}
     read = read[:, : x.shape[1] // mask.streams]
-    if past.memory is not None:
-      states = {
-        layer_memory.NAME: layer_memory.pushed(past.memory, x[:, : read.shape[1]], real, reuse=self.memory_reuse)
-      }
-      before = self._branch_input(jax.lax.stop_gradient(past.memory), self.self_attention_norm, is_normed)
-      read = jnp.concatenate([before.astype(read.dtype), read], axis=1)
+    if carried:
+      from t2t.models import layer_memory  # few models carry states
+
+      past, others = layer_memory.split(carried)
+      if past is not None:
+        states = {layer_memory.NAME: layer_memory.pushed(past, x[:, : read.shape[1]], real, reuse=self.memory_reuse)}
+        before = self._branch_input(jax.lax.stop_gradient(past), self.self_attention_norm, is_normed)
+        read = jnp.concatenate([before.astype(read.dtype), read], axis=1)
     kv = self.self_attention.keys_and_values(read, positions, dropout_key=keys[0])
     kv = attention.KVCache(*kv)
     kv = kv if prefix_kv is None else kv.behind(prefix_kv)
@@ -206,15 +209,15 @@ class Layer(nnx.Module):
     beside, task_cache = (None, None) if task_attention is None else task_attention(normed, mask=mask, cache=written)
     cache = kv if cache is None else cache.write(kv.keys, kv.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
-    seen = None
+    seen: Any = None
     if probe is not None and not probe.cross:
-      seen = probe.at(self.self_attention, normed, cache.keys, mask=mask, positions=positions)
+      seen = probe.at(self.self_attention, normed, cache.keys, cache.values, mask=mask, positions=positions)
     x = self._add(x, update, "self_attention", keys[1])
     if memory is not None:
       layer = self if cross_layer is None else cross_layer
       x, crossing = layer._add_memory(x, memory, memory_mask, cross_positions, keys[2:4], probe)
       seen = crossing if seen is None else seen
-    beside_rows: dict[str, Any] = {} if past.others is None else {"carried": past.others}
+    beside_rows: dict[str, Any] = {} if others is None else {"carried": others}
     if mask.is_decoding and type(self.mlp).reads_real:
       beside_rows["is_decoding"] = True
     output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
@@ -235,6 +238,7 @@ class Layer(nnx.Module):
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and layers shared from another stack
 Caches = attention.KVCache | tuple[attention.KVCache, ...]  # with a leading "layers" axis, or one for each layer
+LayerLoop = Callable[..., tuple[jax.Array, tuple[Caches | None, jax.Array | None, Auxiliary]]]  # see `Stack.__call__`
 
 
 def unstack_layers(stacked: T, num_layers: int) -> tuple[T, ...]:
@@ -297,7 +301,10 @@ class Stack(nnx.Module):
     cross: bool = False,
     only_cross: bool = False,
   ):
-    layer_memory.check(config)
+    if config.memory_length or config.memory_reuse:
+      from t2t.models import layer_memory
+
+      layer_memory.check(config)
     self.num_layers = num_layers
     self.config = config
     bidirectional = not causal or config.bidirectional_prefix
@@ -321,6 +328,7 @@ class Stack(nnx.Module):
     self.embed: Any = own_part(config, rngs) if has_part else None
     self.prefix: LearnedKeys | None = None  # adapted models: learned keys before a row's own
     self.pals: SmallAttentions | None = None  # adapted models with several tasks
+    self.observation: Any = None  # `observation.Observation`: outputs of every layer, for a loss that reads them
 
   @property
   def front(self) -> int:
@@ -340,7 +348,7 @@ class Stack(nnx.Module):
     """Returns `weights` prepared for many calls: matrices in the activations' dtype, on a CPU split by layer."""
     # Vectors, which have two dimensions here, stay float32, because norms are computed in float32.
     exact = lambda x: isinstance(x, nnx.Variable) and x.get_metadata().get("keeps_float32", False)
-    cast = lambda x: x if exact(x) or x.ndim < 3 else x.astype(self.config.dtype)
+    cast = lambda x: x if exact(x) or x.ndim < 3 or x.dtype == jnp.int8 else x.astype(self.config.dtype)
     weights = jax.tree.map(cast, self.weights(body), is_leaf=exact)
     return unstack_layers(weights, self.num_layers) if sharding.platform() == "cpu" else weights
 
@@ -381,6 +389,7 @@ class Stack(nnx.Module):
     probe: attention.AttentionProbe | None = None,
     real: jax.Array | None = None,
     carried: Mapping[str, jax.Array] | None = None,
+    layer_loop: LayerLoop | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """Maps [batch, length, embed] to the same shape, normed; also returns all layers' cache and auxiliary outputs.
@@ -404,6 +413,7 @@ class Stack(nnx.Module):
       probe: selects attention probabilities, returned instead of a cache, float32 [layers, batch, query, key].
       real: see `FeedForward`.
       carried: name -> [layers, batch, ...], see `Layer`.
+      layer_loop: runs the layers instead of a scan, for early exit: (run, `x`, stacked inputs) -> (states, outputs).
       dropout_key: None at evaluation.
     """
     config = self.config
@@ -411,8 +421,10 @@ class Stack(nnx.Module):
     beside_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     apart = isinstance(cache, tuple)
     mask = dataclasses.replace(mask, front=self.front)
-    if carried and layer_memory.NAME in carried:
-      mask = layer_memory.mask_with(mask, carried[layer_memory.NAME][0], x.shape[1])
+    if carried:
+      from t2t.models import layer_memory
+
+      mask = layer_memory.mask_with(mask, carried, x.shape[1])
     num_keys = self.front + mask.memory + x.shape[1] // mask.streams
     key_length = num_keys if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
@@ -436,6 +448,10 @@ class Stack(nnx.Module):
     num_read = 0 if read is None else (read.keys if isinstance(read, attention.KVCache) else read).shape[-2]
     recurrence: Any = self.recurrence
     prepared = recurrence and recurrence.prepare(self._positions(x, mask))
+    # What inference keeps of each layer is small in training, or absent.
+    is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
+    observation = None if is_inference else self.observation
+    probe, every_state = probe or observation, every_layer or (observation is not None and observation.hidden)
 
     def run_layers(progress, layer_inputs, rows, position_bias):
       """Runs consecutive layers on some rows of the batch."""
@@ -448,6 +464,8 @@ class Stack(nnx.Module):
         scheme.cross_positions(rows["memory_mask"], num_read, front=self.front) if num_read else positions_lib.NOWHERE
       )
       run_layer = functools.partial(run, rows, positions, crossing, mask_queries)
+      if layer_loop is not None:
+        return layer_loop(run_layer, progress, layer_inputs)
       return self._loop(run_layer, progress, layer_inputs, apart=apart)
 
     def run(rows, positions, crossing, mask_queries, progress, inputs):
@@ -473,6 +491,8 @@ class Stack(nnx.Module):
         real=rows["real"],
         carried=inputs["carried"],
       )
+      if config.layer_drop and key is not None:
+        run_layer = lazy_table.load("t2t.models.layer_drop:sometimes")(run_layer, config.layer_drop, key)
       if mask_queries is None:
         output, cached, aux = run_layer(x, dropout_key=key)
       else:
@@ -488,15 +508,15 @@ class Stack(nnx.Module):
         output = jax.lax.cond(index == 0, beside, lambda output: output, output)
       progress = recurrence.leave(progress, entered, output) if recurrence else output
       output = recurrence.state(progress) if recurrence else output
-      return progress, (cached if keep_cache or probe is not None else None, output if every_layer else None, aux)
+      if observation is not None:
+        aux, cached = observation.added(aux, cached), None
+      return progress, (cached if keep_cache or probe is not None else None, output if every_state else None, aux)
 
     broadcast_axis = -2 if config.broadcast_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.split_residual(x)
     first = x
     progress = recurrence.begin(x) if recurrence else x
-    # What inference keeps of each layer is small in training, or absent.
-    is_inference = cache is not None or memory_is_cached or keep_cache or probe is not None
     stages, parts = sharding.num_shards("stages"), sharding.num_shards("microbatch")
     run_pipeline: Callable = run_layers
     if stages > 1 and not is_inference:
@@ -506,15 +526,18 @@ class Stack(nnx.Module):
       if schedule is not None:
         policy = None if config.remat == "none" else remat.policy(config.remat, config.quantization)
         run_pipeline = functools.partial(stage_pipeline.run, run_layers, plan=schedule, remat_policy=policy)
-    progress, (cached, states, aux) = run_pipeline(progress, layer_inputs, rows, self.position_bias)
+    result: tuple[Any, Any] = run_pipeline(progress, layer_inputs, rows, self.position_bias)
+    progress, (cached, states, aux) = result
     output = recurrence.finish(progress, real) if recurrence else auxiliary.Hidden(progress)
     x, aux = output.x, auxiliary.with_outputs(auxiliary.of_layers(aux), output.aux)
     x = x if self.norm is None else self.norm(x)
     if config.broadcast_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
     x = sharding.join_residual(x)
-    if every_layer:
-      x = jnp.concatenate([first[None], states[:-1], x[None]])
+    every = jnp.concatenate([first[None], states[:-1], x[None]]) if every_state else x
+    if observation is not None and observation.hidden:
+      aux = observation.with_hidden(aux, every)
+    x = every if every_layer else x
     return x, cached if keep_cache or probe is not None else None, aux
 
   def _positions(self, x: jax.Array, mask: AttentionMask) -> jax.Array:

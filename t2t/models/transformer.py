@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, auxiliary, heads, layer_memory, layers
+from t2t.models import attention, auxiliary, heads, layers
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
@@ -27,7 +27,7 @@ from t2t.models.architecture import (
 from t2t.models.auxiliary import Auxiliary, Hidden
 from t2t.models.config import EMBEDDINGS, TransformerConfig
 from t2t.models.masks import AttentionMask
-from t2t.models.stack import Caches, Layer, Stack, Weights, unstack_layers
+from t2t.models.stack import Caches, Layer, LayerLoop, Stack, Weights, unstack_layers
 from t2t.runtime.lazy_table import load
 
 
@@ -176,7 +176,7 @@ class _Transformer(nnx.Module):
   def _prompted(self, batch: Batch) -> Batch:
     """Prepends the learned prompt to each row of the input side; returns the batch unchanged without a prompt.
 
-    Targets keep their positions; `_of_text` removes the states of the prompt.
+    Targets keep their positions; `of_text` removes the states of the prompt.
     """
     ids = self.input_embed.prompt_ids
     if not ids.size:
@@ -195,7 +195,7 @@ class _Transformer(nnx.Module):
     """Returns the mask of the encoder's self-attention."""
     return reading_mask(self.config.attention_class.with_features(self.config, batch), "encoder")
 
-  def _of_text(self, states: jax.Array) -> jax.Array:
+  def of_text(self, states: jax.Array) -> jax.Array:
     """Removes the prompt's states from [..., length, embed]."""
     return states[..., self.input_embed.prompt_ids.size :, :]
 
@@ -212,7 +212,11 @@ class _Transformer(nnx.Module):
     begin = f"{auxiliary.CARRIED}{side}/"
     states = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
     states = {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
-    return layer_memory.of_row(states, batch.get(f"{side}_continues")) if states else states
+    if not states:
+      return states
+    from t2t.models import layer_memory  # few models carry states
+
+    return layer_memory.of_row(states, batch.get(f"{side}_continues"))
 
   def _types(self, batch: Batch) -> jax.Array | None:
     """Returns the segment type of each encoder token; None: type 0 everywhere, as in all generated text."""
@@ -293,7 +297,7 @@ class EncoderDecoder(_Transformer):
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
     """Returns the encoder's output, which does not depend on the decoder's input; see `ModelProtocol`."""
     x, _, aux = self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key)
-    return Hidden(self._of_text(x), auxiliary.of_stacks(encoder=aux))
+    return Hidden(self.of_text(x), auxiliary.of_stacks(encoder=aux))
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     if kind == "encoder":
@@ -403,7 +407,7 @@ class DecoderOnly(_Transformer):
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
     x, _, aux = self._run(batch, every_layer=every_layer, dropout_key=dropout_key)
-    return Hidden(self._of_text(x), auxiliary.of_stacks(decoder=aux))
+    return Hidden(self.of_text(x), auxiliary.of_stacks(decoder=aux))
 
   def future_states(self, batch: Batch, hidden: Hidden, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """Returns states that predict later tokens, [future tokens, batch, length, embed]; see `multi_token.FutureLayers`.
@@ -419,7 +423,7 @@ class DecoderOnly(_Transformer):
     mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
     real = self._real(batch, "decoder", last_input.shape[1])
     states, _ = self.future(self.decoder, last_input, mask=mask, real=real, dropout_key=dropout_key)
-    return self._of_text(states)
+    return self.of_text(states)
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     return _looked_at(self._run(batch, probe=attention.AttentionProbe(head))[1])
@@ -555,7 +559,19 @@ class EncoderOnly(_Transformer):
   def _states(self, batch: Batch, **options: Any) -> Hidden:
     batch = self._prompted(batch)
     read = self.read(self._embedded(batch), batch, **options)
-    return dataclasses.replace(read, x=self._of_text(read.x))
+    return dataclasses.replace(read, x=self.of_text(read.x))
+
+  def run_layers(self, batch: Batch, x: jax.Array | None, layer_loop: LayerLoop) -> jax.Array:
+    """Returns the normed states after `layer_loop`, see `Stack`; prompts are included.
+
+    Args:
+      batch: model features.
+      x: states before some layer, [batch, prompt and length, embed]; None: embedded tokens.
+      layer_loop: runs some of the layers.
+    """
+    batch = self._prompted(batch)
+    x = self._embedded(batch) if x is None else x
+    return self._run(x, batch, self.encoder, layer_loop=layer_loop)[0]
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     batch = self._prompted(batch)

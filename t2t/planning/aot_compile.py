@@ -18,7 +18,7 @@ from t2t.configuration.schema import Config
 from t2t.models.kernels import dispatch
 from t2t.planning import kernel_cycles, roofline
 from t2t.planning.hlo import cost as hlo_cost
-from t2t.runtime import quiet, xla_flags
+from t2t.runtime import quiet, versions, xla_flags
 from t2t.training import recipe
 
 # Generation -> number of dimensions of a slice, and examples of slices.
@@ -74,7 +74,7 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
   sides = shape.split("x")
   if importlib.util.find_spec("libtpu") is None:
     raise UserError(
-      f"--topology {topology}: libtpu is not installed. Run `pip install -e '.[tpu]'` (no TPU is needed), or "
+      f"--topology {topology}: libtpu is not installed. Run `{versions.install_command('tpu')}` (no TPU is needed), or "
       "omit --topology to compile for the attached devices."
     )
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -111,6 +111,7 @@ class Compiled:
   """Result of compiling a step; bytes are per device.
 
   parameters: number of parameters over all devices.
+  save: bytes that a save holds in the memory of the first host at most, see `checkpoints.host_memory`.
   arguments: bytes of state and batch; `parts` has them by name.
   temporaries, total: bytes of temporaries, and of the whole program.
   seconds: duration of the compilation.
@@ -118,6 +119,7 @@ class Compiled:
   """
 
   parameters: int
+  save: int
   parts: dict[str, int]
   arguments: int
   temporaries: int
@@ -132,6 +134,8 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
   Raises:
     UserError: the mesh does not divide a size; or the compiler fails for another reason than lack of memory.
   """
+  from t2t.checkpoints import host_memory
+
   platform = mesh.devices.flat[0].platform
   flags = xla_flags.as_options(platform) if config.train.xla_flags else {}
   with jax.set_mesh(mesh):
@@ -142,6 +146,7 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     parts = {name: bytes_per_device(x) for name, x in (("parameters", params), ("optimizer", state.opt_state))}
     parts["batch"] = bytes_per_device(batch)
+    save = host_memory.of_state(state, mesh, host_memory.limit_bytes(config.checkpoint.host_memory_gb))
     started = time.monotonic()
     try:
       compiled = _with_flags(program.train_step.lower(state, batch, key), flags)
@@ -153,12 +158,12 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
       if needed is None:
         text = (str(error).splitlines() or [""])[0][:400]
         raise UserError(f"compilation of the training step fails: {type(error).__name__}: {text}") from error
-      return Compiled(number, parts, arguments, needed - arguments, needed, time.monotonic() - started, None)
+      return Compiled(number, save, parts, arguments, needed - arguments, needed, time.monotonic() - started, None)
   memory = compiled.memory_analysis()
   arguments = memory.argument_size_in_bytes
   temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
   total = arguments + temporaries + memory.output_size_in_bytes - memory.alias_size_in_bytes
-  return Compiled(number, parts, arguments, temporaries, total, time.monotonic() - started, compiled.as_text())
+  return Compiled(number, save, parts, arguments, temporaries, total, time.monotonic() - started, compiled.as_text())
 
 
 def _with_flags(lowered: jax.stages.Lowered, flags: Mapping[str, str | bool]) -> jax.stages.Compiled:

@@ -25,7 +25,6 @@ import rich.console
 from t2t import UserError, accelerators, losses, sharding
 from t2t.configuration.schema import Config
 from t2t.models.config import TransformerConfig
-from t2t.models.flops import model_flops
 from t2t.models.kernels import dispatch
 from t2t.planning import aot_compile, roofline
 from t2t.runtime import amounts, cache_folder
@@ -60,12 +59,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
   lengths = recipe.lengths(config)
   model = config.model
   tokens = config.train.batch_size * sum(lengths.values())
-  flops = model_flops(
-    model,
-    batch_size=config.train.batch_size,
-    lengths=recipe.positions(config),
-    predicted=recipe.share_predicted(config) * recipe.share_of_text(config),
-  )
+  flops = recipe.make(config).flops(predicted=recipe.share_predicted(config))
   schedule = recipe.pipeline_schedule(config, mesh)
   memory = {**compiled.parts, "arguments": compiled.arguments, "temporaries": compiled.temporaries}
   memory |= {"activations": None, "total": compiled.total, "capacity": capacity}
@@ -86,6 +80,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "lengths": lengths,
     "rows_at_a_time": config.train.batch_size // sharding.num_shards("batch", mesh) // config.train.microbatches,
     "parameters": compiled.parameters,
+    "save_host_bytes": compiled.save,
     "active_parameters": compiled.parameters - round(_idle_parameters(model)),
     "memory_per_chip": memory,
     "fits": fits,
@@ -297,6 +292,8 @@ def report(plan: Plan) -> str:
     row("temporaries", _bytes(memory["temporaries"]))
   share = f"of {_bytes(memory['capacity'])}" if memory["capacity"] else "of an unknown capacity"
   row("total", _bytes(memory["total"]), share)
+  lines += ["", "memory of one host"]
+  row("copy made by a save", _bytes(plan["save_host_bytes"]), "limit: checkpoint.host_memory_gb")
   if plan["collective_bytes"] is not None:
     lines += ["", *_work(plan)]
   return "\n".join(lines)

@@ -24,7 +24,8 @@ COLOURS = ("#1f5fa8", "#c8442e", "#2b7a3d", "#8a4fb0", "#9a6700", "#00767a", "#b
 _DASHES = ("-", "--", ":")
 _VARIABLES = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)}
 _VARIABLES |= {loss_curve.EACH: "var(--each)", loss_curve.QUIET: "var(--quiet)", "#b0b0b0": "var(--quiet)"}
-_VARIABLES |= {"#000000": "currentColor"}
+# Ink of text and marks, and the inside of hollow marks.
+_VARIABLES |= {"#000000": "currentColor", "#1b1f24": "var(--ink)", "#ffffff": "var(--paper)"}
 _STYLE = {
   "svg.fonttype": "none",  # a quarter of the bytes of glyph outlines, and searchable
   "font.size": 9.0,
@@ -36,6 +37,7 @@ _STYLE = {
 _SIZE = (5.0, 2.7)  # inches: 360 points, the width of a phone, on which 9-point text is readable
 _MARGINS = (40, 8, 30, 14)  # points: left (7 characters of a number), right, bottom, top (names of stages)
 _LABEL = 12  # points, for the label of the axis, if any
+_LETTER = 3.5  # points, for a letter of a name beyond a number's width
 
 Series = Mapping[float, float]
 
@@ -165,6 +167,31 @@ def lines(
   return Picture(title, f"{title} over {across}: {description}", _svg(draw), legend, note)
 
 
+def bars(title: str, shares: Mapping[str, float]) -> Picture:
+  """Draws a horizontal bar with its percentage for each share.
+
+  Args:
+    title: of the picture.
+    shares: name -> share, from 0 to 1, from the top down.
+  """
+
+  def draw(axes: Any) -> None:
+    names = list(shares)[::-1]
+    values = [shares[name] for name in names]
+    axes.barh(range(len(names)), values, height=0.7, color=COLOURS[0])
+    for row, value in enumerate(values):
+      axes.text(value + 0.01, row, f"{value:.1%}", va="center")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(0, 1.15 * max(values))
+    axes.tick_params(left=False)
+    axes.xaxis.set_visible(False)
+    for side in ("top", "right", "bottom"):
+      axes.spines[side].set_visible(False)
+
+  text = ", ".join(f"{name} {value:.1%}" for name, value in shares.items())
+  return Picture(title, f"{title}: {text}", _svg(draw, names=max(map(len, shares))))
+
+
 def looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
   """Returns name -> colour and dashes of its curve, unique for the first two dozen."""
   number = len(COLOURS)
@@ -177,12 +204,29 @@ def _course(values: Series) -> str:
   return f"from {y_values[0]:.4g} to {y_values[-1]:.4g}, between {min(y_values):.4g} and {max(y_values):.4g}"
 
 
-def _svg(draw: Callable[[Any], None], *, labelled: bool = False) -> str:
+def of_figure(title: str, text: str, draw: Callable[[], Any]) -> Picture:
+  """Returns a figure with several panels and its own legend as a wide picture.
+
+  Args:
+    title: of a few words.
+    text: description for screen readers.
+    draw: returns matplotlib's figure.
+  """
+  import matplotlib
+
+  content = io.StringIO()
+  with matplotlib.rc_context(_STYLE | {"svg.hashsalt": f"figure{next(_NUMBERS)}"}):
+    draw().savefig(content, format="svg", transparent=True, metadata={"Date": None})
+  return Picture(title, text, _small(content.getvalue()), wide=True)
+
+
+def _svg(draw: Callable[[Any], None], *, labelled: bool = False, names: int = 0) -> str:
   """Returns a drawing as an SVG element; a page may have several.
 
   Args:
     draw: takes the axes.
     labelled: whether the y axis has a label.
+    names: letters of the longest name on the y axis; 0 for an axis of numbers.
   """
   import matplotlib
   import matplotlib.figure
@@ -196,11 +240,12 @@ def _svg(draw: Callable[[Any], None], *, labelled: bool = False) -> str:
     figure = matplotlib.figure.Figure(figsize=(width, height))
     # Fixed margins, because a layout engine would draw everything twice.
     left, right, bottom, top = (points / 72 for points in _MARGINS)
-    left += _LABEL / 72 if labelled else 0
+    left += _LABEL / 72 if labelled else names * _LETTER / 72
     box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
     axes = figure.add_axes(box)
     draw(axes)
-    axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
+    if not names:
+      axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
     figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
   return _small(content.getvalue())
 

@@ -39,6 +39,7 @@ def without_secrets(arguments: Sequence[str]) -> str:
     is_option = argument.startswith("-")
     if number == 0:
       argument = os.path.basename(argument)
+      argument = "t2t" if argument == "__main__.py" else argument  # python -m t2t
     elif hides and not is_option:
       argument = _HIDDEN
     elif is_option and equals and _SECRET.search(option):

@@ -1,6 +1,7 @@
 """Self-contained HTML pages: no scripts, no external resources, light or dark by the reader's preference."""
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 import html
 import math
 from typing import Any
@@ -45,6 +46,7 @@ text-underline-offset:.25em}
 .h1{--part:8%}.h2{--part:20%}.h3{--part:32%}.h4{--part:44%}.h5{--part:56%}
 td[class*=" h"]{background:color-mix(in srgb,var(--c0) var(--part),var(--paper))}
 .k0{color:var(--c3)}.k1{color:var(--c5)}.k2{color:var(--c4)}.k3{color:var(--c1)}.k4{color:var(--soft)}
+a{color:var(--c0)}
 details{margin:.25rem 0}summary{cursor:pointer}
 code{font:.9em ui-monospace,monospace}
 footer{margin-top:2rem;border-top:1px solid var(--line);font-size:.85rem}
@@ -54,6 +56,14 @@ _LEVELS = 5  # of colour in a cell of `heat_table`, classes h1 to h5
 _DASHED = {"-": "", "--": ' stroke-dasharray="5 2.5"', ":": ' stroke-dasharray="1.5 2.5"'}
 
 escaped = html.escape
+
+
+@dataclasses.dataclass(frozen=True)
+class PageLink:
+  """Cell of a table with a link: its text, and a relative address."""
+
+  text: str
+  address: str
 
 
 def whole(title: str, parts: Iterable[str]) -> str:
@@ -198,5 +208,7 @@ def number(value: float) -> str:
 
 
 def _cell(value: Any) -> str:
+  if isinstance(value, PageLink):
+    return f'<a href="{escaped(value.address)}">{_cell(value.text)}</a>'
   text = "" if value is None else number(value) if _is_number(value) else str(value)
   return escaped(text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ...")

@@ -15,14 +15,14 @@ from t2t import UserError
 from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.loading import config_names, flat, load_config, records, saved_config
-from t2t.reports import first_batches, history
+from t2t.reports import first_batches, goodput, history, profile
 from t2t.storage import gcs, logs
-from t2t.training import class_files, metric_writers
+from t2t.training import class_files, metric_writers, profiling
 from t2t.training.callbacks import nan_policy
 
 METRICS, CONFIG = metric_writers.METRICS, "config.json"
-RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
-_PART_OF_RUN = {manager.CHECKPOINTS, manager.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES}
+RUNS, FINISHED, STOPPED, HELD, MODEL = "runs", "finished", "stopped", "held", "model"  # states
+_PART_OF_RUN = {manager.CHECKPOINTS, manager.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES, profiling.FOLDER}
 _FILE = re.compile(r"\.[a-z]+\d*$")  # extension of a file, where a bucket does not distinguish files from folders
 
 
@@ -41,8 +41,11 @@ class RecordedRun:
     samples: step -> predictions on held-out texts, each a list of (label, text) lines.
     first_rows: first training rows, see `first_batches.read`.
     classes: per-class scores, see `class_files.read`.
+    goodput: wall time by phase.
+    traces: the latest traces of steps, see `profile.read`.
     damaged: number of invalid lines in metrics.jsonl.
-    state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD` for a run in a bucket that runs or was killed.
+    state: `RUNS`, `FINISHED`, `STOPPED`, `HELD` for a run in a bucket that runs or was killed, or `MODEL` for a
+      checkpoint that another command wrote (`t2t prune`, `t2t convert`).
     written: time of the last write of metrics; None if unknown.
   """
 
@@ -56,6 +59,8 @@ class RecordedRun:
   samples: Mapping[int, Sequence[Sequence[tuple[str, str]]]]
   first_rows: Sequence[Mapping[str, Any]]
   classes: Mapping[str, Any]
+  goodput: goodput.WallTime
+  traces: Sequence[profile.Trace]
   damaged: int
   state: str
   written: datetime.datetime | None
@@ -165,6 +170,8 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> RecordedRun:
     samples=metric_writers.read_samples(folder / metric_writers.SAMPLES) if metric_writers.SAMPLES in names else {},
     first_rows=first_batches.read(folder) if first_batches.NAME in names else [],
     classes=class_files.read(folder) if class_files.NAME in names else {},
+    goodput=goodput.read(folder),
+    traces=profile.read(folder) if profiling.FOLDER in names else [],
     damaged=metric_writers.damaged_lines(content),
     state=state,
     written=_written(folder / (METRICS if METRICS in names else CONFIG)),
@@ -185,6 +192,8 @@ def _state(run: RecordedRun, names: Sequence[str]) -> str:
     return HELD if gcs.is_remote(run.path) else RUNS
   if run.history and run.history[-1]["event"] == history.END:
     return STOPPED if run.history[-1]["why"] == history.STOPPED else FINISHED
+  if not {METRICS, history.NAME} & set(names):  # a run writes both at its start
+    return MODEL
   return FINISHED if run.steps is not None and run.step >= run.steps else STOPPED
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from t2t.losses import Baseline
-from t2t.reports import confusion, curves, history, page, samples
+from t2t.reports import confusion, curves, goodput, history, page, profile, samples
 from t2t.reports import run as runs
 from t2t.runtime import amounts, versions
 
@@ -24,6 +24,29 @@ _OTHERS = {
   "Skipped updates": ("train/skipped",),
   "Peak device memory, bytes": ("train/device_memory_peak",),
   "Host memory, bytes": ("train/host_memory",),
+}
+# Metric of a loss -> title; the metric of a head or of a side has its name before it: "table_soft_targets".
+_TITLES = {
+  # Distillation (`losses.teacher_student`).
+  "agreement": "Agreement with the teacher",
+  "soft_targets": "Soft targets (T² KL from the teacher)",
+  "hidden_states": "Hidden states, difference from the teacher's",
+  "hidden_means": "Means of hidden states, difference from the teacher's",
+  "hidden_variances": "Variances of hidden states, difference from the teacher's",
+  "embeddings": "Embeddings, difference from the teacher's",
+  "attention": "Attention, difference from the teacher's",
+  "relations": "Relations, difference from the teacher's",
+  "cosine": "Cosine distance of hidden states from the teacher's",
+  "sparsity": "Fraction of zeros in pruned parameters",
+  "z_loss": "z-loss (part of the loss of the data)",
+  "replaced": "Fraction of replaced tokens",
+  "mlm_loss": "Loss of masked tokens",
+  "lm_loss": "Loss of next tokens",
+  "lm_accuracy": "Accuracy of next tokens",
+  "causal_loss": "Loss of causal rows",
+  "causal_accuracy": "Accuracy of causal rows",
+  "masked_loss": "Loss of masked rows",
+  "masked_accuracy": "Accuracy of masked rows",
 }
 _EXACT = (
   "Learning rate",
@@ -66,6 +89,8 @@ def _html(run: runs.RecordedRun, points: int, most: int) -> str:
     page.section("Tasks", _tasks(run), *confusion.parts(run.classes)),
     page.section("Held-out examples", *samples.examples(run, most=points // 25)),
     page.section("First training rows", *samples.first_rows(run)),
+    page.section("Goodput", *goodput.parts(run.goodput)),
+    page.section("Profile", *profile.parts(run.traces, str(run.path))),
     page.section("Config", _config(run)),
     page.section("History", _history(run), _starts(run)),
     footer(),
@@ -215,8 +240,22 @@ def curves_of(run: runs.RecordedRun, points: int) -> list[curves.Picture]:
       series_name: curves.finite(run.metrics.get(f"{prefix}/{metric}", {})) for prefix, series_name in _PLACES.items()
     }
     if series := {name: values for name, values in series.items() if values}:
-      pictures.append(line(metric, series, noisy=True))
+      pictures.append(line(title_of(metric), series, noisy=True))
   return pictures
+
+
+def title_of(metric: str) -> str:
+  """Returns the title of a metric's curve.
+
+  In:  "table_soft_targets", "table_exit_2_accuracy"
+  Out: "Soft targets (T² KL from the teacher): table", "Table exit 2 accuracy"
+  """
+  for name in sorted(_TITLES, key=len, reverse=True):
+    if metric == name or metric.endswith(f"_{name}"):
+      owner = metric.removesuffix(name).strip("_")
+      return f"{_TITLES[name]}: {owner}" if owner else _TITLES[name]
+  words = metric.replace("_", " ")
+  return words[:1].upper() + words[1:]
 
 
 def _is_grouped(name: str) -> bool:

@@ -23,12 +23,13 @@ def write(path: epath.Path, text: str) -> None:
   logs.Log(path, keep=lambda _: content, content_type="text/html").close()
 
 
-def at_end(workdir: epath.Path, *, ends: bool) -> None:
+def at_end(workdir: epath.Path, *, ends: bool, prints: bool = True) -> None:
   """Writes the report at the end of a run, and prints its path; errors are only logged.
 
   Args:
     workdir: of the run; the first host writes.
     ends: whether the run has finished; its workdir is still locked.
+    prints: whether to print the path.
   """
   if jax.process_index() != 0:
     return
@@ -37,4 +38,5 @@ def at_end(workdir: epath.Path, *, ends: bool) -> None:
   except Exception as error:  # the run itself has succeeded
     console.tell(f"{workdir / NAME} could not be written ({error}); run `t2t report {workdir}` to try again")
     return
-  console.tell(f"{'report':<15}{workdir / NAME}", file=sys.stdout)
+  if prints:
+    console.tell(f"{'report':<15}{workdir / NAME}", file=sys.stdout)

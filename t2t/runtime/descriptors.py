@@ -1,7 +1,5 @@
 """Limit of open files: data, checkpoints and buckets open many files at once."""
 
-import resource
-
 from t2t import UserError
 
 NEEDED, _ENOUGH = 256, 65536
@@ -13,6 +11,10 @@ def allow() -> None:
   Raises:
     UserError: the maximum is too low.
   """
+  try:
+    import resource
+  except ImportError:  # Windows has no such limit
+    return
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   most = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
   if soft != resource.RLIM_INFINITY and soft < most:

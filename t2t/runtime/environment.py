@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "ten
 _PACKAGES += ("tensorflow-datasets", "sentencepiece", "tokenizers", "ml-collections")
 # Extra -> a module that it installs, and its purpose.
 EXTRAS = {
+  "data": ("seqio", "text files, tables and seqio tasks, on Python 3.11 to 3.13"),
   "tpu": ("libtpu", "TPUs, and `t2t plan` for TPUs from any machine"),
   "gpu": ("jax_plugins.xla_cuda13", "NVIDIA GPUs"),
   "quantization": ("qwix", "8-bit matrix products"),
@@ -139,7 +139,7 @@ def _left_aside(used: set[str], *, root: pathlib.Path = pathlib.Path("/dev")) ->
   for kind, paths in there.items():
     if kind in used or not any(path.exists() for path in paths):
       continue
-    remedy = f"unset JAX_PLATFORMS={forced}" if forced and not quiet.chose_cpu() else install(kind)
+    remedy = f"unset JAX_PLATFORMS={forced}" if forced and not quiet.chose_cpu() else versions.install_command(kind)
     yield Finding(WRONG, kind, "the machine has one, but JAX does not use it", remedy)
 
 
@@ -156,6 +156,10 @@ def _room() -> Iterator[Finding]:
     )
   folders = {"here": pathlib.Path.cwd(), "cache": cache_folder.cache_dir(), "tmp": pathlib.Path(tempfile.gettempdir())}
   yield from (_disk(name, folder) for name, folder in folders.items())
+  try:
+    import resource
+  except ImportError:  # Windows has no such limit
+    return
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   few = hard != resource.RLIM_INFINITY and hard < descriptors.NEEDED
   shown = lambda number: "any number" if number == resource.RLIM_INFINITY else f"{number:,}"
@@ -199,12 +203,7 @@ def _extra(name: str) -> Finding:
   module, purpose = EXTRAS[name]
   if _is_there(module):
     return Finding(FINE, name, purpose)
-  return Finding(MISSING, name, f"not installed: {purpose}", install(name))
-
-
-def install(extra: str) -> str:
-  """Returns the command that installs an extra, from the checkout or from the package index."""
-  return f"pip install -e '.[{extra}]'" if versions.is_checkout() else f"pip install '{versions.DISTRIBUTION}[{extra}]'"
+  return Finding(MISSING, name, f"not installed: {purpose}", versions.install_command(name))
 
 
 def _is_there(module: str) -> bool:

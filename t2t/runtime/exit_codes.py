@@ -3,7 +3,7 @@
 DONE = 0  # all steps are done
 FAILED = 1  # internal error, with a traceback
 REFUSED = 2  # invalid input of the user
-# Another process of the run exited, hangs or could not save, or a bucket does not answer; EX_TEMPFAIL of sysexits.h.
+# Another process of the run exited, hangs or could not save, or a bucket or the hub does not answer; EX_TEMPFAIL.
 LOST = 75
 HUNG_UP = 129  # saved and stopped by SIGHUP: the terminal or the connection was closed
 INTERRUPTED = 130  # saved and stopped by SIGINT (Ctrl-C)

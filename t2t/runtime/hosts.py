@@ -15,12 +15,12 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, console, descriptors, memory, numeric, quiet, xla_flags
+from t2t.runtime import cache_folder, console, descriptors, memory, numeric, xla_flags
 
 if TYPE_CHECKING:
   from t2t.runtime import rendezvous
 
-_JOIN_SECONDS, _LOST_SECONDS = 300, 60
+_LOST_SECONDS = 60
 
 
 # ---- Startup ---------------------------------------------------------------------------------------------------------
@@ -37,9 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--join_seconds",
     type=numeric.integer(1),
-    default=_JOIN_SECONDS,
     metavar="S",
-    help=f"time to wait for all processes; default: {_JOIN_SECONDS}",
+    help="time to wait for all processes; default: 300, with several TPU slices 1800",
   )
   group.add_argument(
     "--lost_seconds",
@@ -76,7 +75,7 @@ def place_of(options: argparse.Namespace) -> "rendezvous.ProcessSpec | None":
   from jax._src import clusters
 
   address, number, index, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-    None, None, None, None, None, options.join_seconds
+    None, None, None, None, None, _join_seconds(options)
   )
   if address is None or number is None or number < 2:
     return None
@@ -133,28 +132,23 @@ def join(options: argparse.Namespace) -> None:
   """Joins this process with the other processes of the run, if there are any; must precede the first use of devices.
 
   Raises:
-    UserError: some processes did not come within `join_seconds`; with their names.
+    UserError: the environment contradicts itself (`slices.number`).
+    Incomplete: some processes did not come within `join_seconds`, with their names; or JAX does not see all slices.
   """
-  process = place_of(options)
-  if process is None:
-    return
-  from t2t.runtime import peer_monitor, rendezvous
+  if any(name in os.environ for name in ("MEGASCALE_NUM_SLICES", "T2T_NUM_SLICES")):
+    from t2t.runtime import slices
 
-  quiet.without_gloo()
-  peers = rendezvous.roll_call(process, seconds=options.join_seconds)
-  peer_monitor.Link(process.index, peers, silence=options.lost_seconds).start_listening()
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")  # other platforms ignore it
-  # The service would handle SIGTERM itself; see preemption.py.
-  jax.config.update("jax_enable_preemption_service", False)
-  jax.distributed.initialize(
-    process.address,
-    process.number,
-    process.index,
-    local_device_ids=process.devices,
-    initialization_timeout=options.join_seconds,
-    # Later than the peer monitor, which also names the process.
-    heartbeat_timeout_seconds=2 * options.lost_seconds + 60,
-  )
+    slices.number()  # before place_of waits
+  process = place_of(options)
+  if process is not None:
+    from t2t.runtime import rendezvous
+
+    rendezvous.join(process, seconds=_join_seconds(options), lost_seconds=options.lost_seconds)
+
+
+def _join_seconds(options: argparse.Namespace) -> int:
+  # A spot slice that was taken away may come back late, and a JobSet limits the number of its restarts.
+  return options.join_seconds or (1_800 if "MEGASCALE_NUM_SLICES" in os.environ else 300)
 
 
 def check_number(wanted: int) -> None:

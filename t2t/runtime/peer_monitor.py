@@ -92,7 +92,7 @@ class Link:
     _current = self
     # JAX aborts a process by SIGABRT as soon as the first process is gone. The handler is replaced by the C library's
     # `sleep`, which is called with the signal's number, 6. These 6 seconds suffice for this thread's message.
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # TypeError on Windows
       library = ctypes.CDLL(None)
       library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
       library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 from contextlib import AbstractContextManager
 import os
-import select
 import signal
+import socket
 import statistics
 import threading
 import time
@@ -30,9 +30,10 @@ _SAVE_SECONDS = 270.0
 _LAST_WORDS_SECONDS = 3.0
 _ECHO_SECONDS = 1.0  # maximum delay between duplicates of one request
 
-_HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
+_HEEDED = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _SIGHUP)))
 _NOTHING_SAVED = "nothing new was saved; the same command starts where this one started"
-_CLOSE, _LOOK = 0, 255  # bytes of the pipe that are not signals: the command has ended; the deadline has changed
+_CLOSE, _LOOK = 0, 255  # bytes of the socket that are not signals: the command has ended; the deadline has changed
 
 
 class Stopped(SystemExit):
@@ -59,6 +60,7 @@ class _Watch:
     self._heard: float | None = None  # time of the first signal to this process
     self._raised = False
     self._steps: Steps | None = None
+    self.has_stepped = False
     self._deadline: float | None = None
     self._doing = ""
     self._winding_up: tuple[float, str] | None = None  # duration in seconds, and description
@@ -66,17 +68,17 @@ class _Watch:
     self._left: Callable[[], str] = lambda: _NOTHING_SAVED
     self._before: dict[int, object] = {}  # previous signal handlers
     self._last_words: list[Callable[[], None]] = []
-    self._out, self._in = os.pipe()
-    os.set_blocking(self._in, False)
+    self._out, self._in = socket.socketpair()  # Windows cannot wait for a pipe
+    self._in.setblocking(False)
 
   @contextlib.contextmanager
   def running(self) -> Iterator[None]:
     """Handles signals within the block."""
     # Under `nohup` SIGHUP is ignored and must stay so.
-    heeded = [number for number in _HEEDED if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    heeded = [number for number in _HEEDED if number != _SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     self._before = {number: signal.signal(number, self._in_main_thread) for number in heeded}
     # The signal handler in C writes to it even if the main thread is busy.
-    wakeup = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
+    wakeup = signal.set_wakeup_fd(self._in.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=self._listen, name="signals", daemon=True)
     thread.start()
     process = os.getpid()
@@ -86,17 +88,17 @@ class _Watch:
       if os.getpid() == process:  # not in a forked child, which has no such thread
         signal.set_wakeup_fd(wakeup)
         self._restore()
-        os.write(self._in, bytes([_CLOSE]))
+        self._in.send(bytes([_CLOSE]))
         thread.join()
-        os.close(self._in)
-        os.close(self._out)
+        self._in.close()
+        self._out.close()
 
   def leave_to_parent(self) -> None:
     """Restores signal handling in a forked child, so that the parent does not receive the child's signals."""
     signal.set_wakeup_fd(-1)
     self._restore()
-    os.close(self._in)
-    os.close(self._out)
+    self._in.close()
+    self._out.close()
 
   def _restore(self) -> None:
     for number, handler in self._before.items():
@@ -110,15 +112,16 @@ class _Watch:
       raise KeyboardInterrupt
 
   def _listen(self) -> None:
-    poll = select.poll()
-    poll.register(self._out, select.POLLIN)
     while True:
       deadline = self._deadline
       if deadline is not None and time.monotonic() >= deadline:
         self.end(f"{_name(self._number)}: {self._doing} did not end in time and is aborted{self._and_left()}")
-      if not poll.poll(None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))):
+      self._out.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
+      try:
+        numbers = self._out.recv(4096)
+      except TimeoutError:
         continue
-      for number in os.read(self._out, 4096):
+      for number in numbers:
         if number == _CLOSE:
           return
         if number in _HEEDED:
@@ -166,7 +169,7 @@ class _Watch:
 
   def heeded_by(self, steps: "Steps | None") -> None:
     """Sets the loop that saves at a signal; None if signals end the process."""
-    self._steps = steps
+    self._steps, self.has_stepped = steps, self.has_stepped or steps is not None
 
   @contextlib.contextmanager
   def winding_up(self, seconds: float, doing: str) -> Iterator[None]:
@@ -190,7 +193,7 @@ class _Watch:
     self._doing = doing
     if self._number is not None:
       self._deadline = time.monotonic() + seconds
-      os.write(self._in, bytes([_LOOK]))
+      self._in.send(bytes([_LOOK]))
 
   def say(self, text: str) -> None:
     _within(_LAST_WORDS_SECONDS, lambda: os.write(2, f"\nt2t {self._command}: {text}\n".encode()))
@@ -210,11 +213,11 @@ def _is_echo(number: int, seconds: float) -> bool:
 
   A closed terminal sends SIGHUP twice, from the shell and from the kernel; `timeout` signals a process, then its group.
   """
-  return number == signal.SIGHUP or (number == signal.SIGTERM and seconds < _ECHO_SECONDS)
+  return number == _SIGHUP or (number == signal.SIGTERM and seconds < _ECHO_SECONDS)
 
 
 def _then(number: int) -> str:
-  return "SIGTERM to end at once" if number == signal.SIGHUP else "again to end at once"
+  return "SIGTERM to end at once" if number == _SIGHUP else "again to end at once"
 
 
 def _name(number: int | None) -> str:
@@ -276,7 +279,13 @@ def _in_child() -> None:
 
 
 # For multiprocessing, whose pools end their processes by SIGTERM: a user's task module may use one.
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):
+  os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def has_stepped() -> bool:
+  """Returns whether a training run of this command has had a step, from which on there is something to save."""
+  return _current is None or _current.has_stepped
 
 
 def winding_up(seconds: float, doing: str) -> AbstractContextManager[None]:

@@ -16,8 +16,10 @@ import socket
 import threading
 import time
 
+import jax
+
 from t2t import UserError
-from t2t.runtime import console, peer_monitor
+from t2t.runtime import console, peer_monitor, quiet, slices
 
 TOKEN = "T2T_RUN_TOKEN"
 _MISSING_SHOWN = 8
@@ -46,6 +48,30 @@ class ProcessSpec:
 Others = dict[int, tuple[socket.socket, str]]  # index -> (connection, host name)
 
 
+def join(process: ProcessSpec, *, seconds: float, lost_seconds: int) -> None:
+  """Joins this process with the others: roll call, peer monitor and JAX's service.
+
+  Raises:
+    Incomplete: see `roll_call`; or JAX does not see all slices.
+  """
+  quiet.without_gloo()
+  peers = roll_call(process, seconds=seconds)
+  peer_monitor.Link(process.index, peers, silence=lost_seconds).start_listening()
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")  # other platforms ignore it
+  # The service would handle SIGTERM itself; see preemption.py.
+  jax.config.update("jax_enable_preemption_service", False)
+  jax.distributed.initialize(
+    process.address,
+    process.number,
+    process.index,
+    local_device_ids=process.devices,
+    initialization_timeout=int(seconds),
+    # Later than the peer monitor, which also names the process.
+    heartbeat_timeout_seconds=2 * lost_seconds + 60,
+  )
+  slices.check_devices()
+
+
 def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
   """Waits until all processes have come.
 
@@ -56,7 +82,7 @@ def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
     The open connections: index -> (connection, host name); see `peer_monitor.Link`.
 
   Raises:
-    UserError: some processes did not come in time; with their names.
+    Incomplete: some processes did not come in time; with their names.
   """
   host, _, port = process.address.rpartition(":")
   here = f"{socket.gethostname()} (process {process.index})"
@@ -70,7 +96,7 @@ def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
       connection.close()
     shown = ", ".join(_name(index) for index in missing[:_MISSING_SHOWN])
     more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
-    raise UserError(
+    raise slices.Incomplete(
       f"{here}: {len(missing)} of {process.number} processes did not start within {seconds:.0f} s "
       f"({shown}{more}). Check the logs of these processes, start the command on every host, or raise --join_seconds."
     )
@@ -202,7 +228,7 @@ def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, second
       if caller is not None:
         caller.close()
       if time.monotonic() >= deadline:
-        raise UserError(
+        raise slices.Incomplete(
           f"{socket.gethostname()} (process {process.index}): the first process, at {address[0]}, did not answer "
           f"within {seconds:.0f} s ({error}). Check that the command runs on {address[0]}, and that this host can "
           f"reach port {address[1]} there."

@@ -38,6 +38,11 @@ def is_checkout() -> bool:
   return (_CHECKOUT / ".git").exists()
 
 
+def install_command(extra: str) -> str:
+  """Returns the command that installs an extra, from the checkout or from the package index."""
+  return f"pip install -e '.[{extra}]'" if is_checkout() else f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 def output(command: list[str], *, seconds: float = 10.0) -> str:
   """Returns the output of a command; "" if it cannot run, fails, or takes too long."""
   try:

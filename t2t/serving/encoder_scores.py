@@ -34,13 +34,9 @@ class EncoderScores:
     self.vocabulary = pretrained.vocabulary(source)
     self.longest_text = self.max_inputs = scorer.max_tokens - len(framing.around)
     self.names = [adapter_routing.BASE]
-    texts = vocabularies.token_texts(self.vocabulary)
-    behind = [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
-    self.token_texts, self.vocab_size = texts + behind, len(texts)
-    self._tokens = token_logprobs.TokenScorer(scorer, vocab_size=len(texts))
-    self.token_names = token_logprobs.unique(
-      vocabularies.token_texts(self.vocabulary, errors="surrogateescape") + behind
-    )
+    named = token_logprobs.token_names(self.vocabulary, source.model.vocab_size)
+    self.token_texts, self.token_names, self.vocab_size = named
+    self._tokens = token_logprobs.TokenScorer(scorer, vocab_size=self.vocab_size)
     self._starts = {framing.bos_id, framing.cls_id, framing.eos_id} - {None}
     special_tokens = prompt_builder.special_tokens(source, "")
     self.prompts: Mapping[str, prompt_builder.Prompts] = {

@@ -127,14 +127,8 @@ class Ready:
       for name, model in self._models.items()
     }
     self.params = multi_adapter.load(source, adapters or {}, self._mesh)
-    texts = vocabularies.token_texts(self.vocabulary)
-    # Embedding rows beyond the vocabulary have no token, but the model can generate them.
-    behind = [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
-    self.token_texts = texts + behind
-    self.token_names = token_logprobs.unique(
-      vocabularies.token_texts(self.vocabulary, errors="surrogateescape") + behind
-    )
-    self.vocab_size = self._known = len(texts)
+    named = token_logprobs.token_names(self.vocabulary, source.model.vocab_size)
+    self.token_texts, self.token_names, self.vocab_size = named
     self._framing_ids = vocabularies.framing_ids(self.vocabulary)
     self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.is_decoder_only else set()
     self._continuation = functools.partial(continuation.decode_continuation, self.vocabulary)
@@ -316,7 +310,7 @@ class Ready:
     model = self._models[name]
     options = dict(decode=None, batch_size=1, max_inputs=self.max_inputs)
     reader = predictor.Predictor(model.config, model.graphdef, self._mesh, self._framing, **options)
-    return token_logprobs.TokenScorer(text_scores.Scorer(reader, self.vocabulary), vocab_size=self._known)
+    return token_logprobs.TokenScorer(text_scores.Scorer(reader, self.vocabulary), vocab_size=self.vocab_size)
 
   def attention_map(
     self, prompt: list[int], targets: list[int], map_key: attention_maps.AttentionMapKey, name: str

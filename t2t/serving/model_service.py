@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import functools
 import json
 import math
+import pathlib
 import threading
 from typing import Any
 
@@ -22,7 +23,7 @@ from t2t.storage import encoding
 def facts(source: pretrained.Source, params: Params) -> dict[str, Any]:
   """Returns the facts that the page shows of any model."""
   number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-  path = source.path
+  path = pathlib.PurePosixPath(source.name)
   # Only the name, because clients must not see the path.
   run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
   return {

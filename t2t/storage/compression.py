@@ -1,4 +1,4 @@
-"""Decompresses gzip, bzip2, xz and Zstandard files by their extension; content of another format is an error."""
+"""Decompresses gzip, bzip2, xz, Zstandard and Brotli files by their extension; other content is an error."""
 
 import bz2
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import zlib
 import pyarrow as pa
 
 from t2t import UserError
+from t2t.storage import outage
 
 _BLOCK = 2**20  # bytes per read
 
@@ -20,7 +21,7 @@ class Format(NamedTuple):
 
   Attributes:
     name: of the format.
-    magic: the first bytes of every file of this format.
+    magic: the first bytes of every file of this format; Brotli has none.
     open: file of compressed bytes -> file of bytes.
     test: command that checks a file.
   """
@@ -49,8 +50,8 @@ class _RawStream(io.RawIOBase):
     try:
       content = self._decompressed.read(len(buffer))
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
-      if getattr(error, "errno", None) is not None:
-        raise  # an error of the system, not of the content
+      if getattr(error, "errno", None) is not None or outage.reason(error):
+        raise  # an error of the system or of the store, not of the content
       reason = (str(error).splitlines() or [type(error).__name__])[0]
       if "too much memory" in reason:
         reason = "it needs a window of more than 128 MiB. Decompress it with `zstd -d --long=31`"
@@ -59,8 +60,8 @@ class _RawStream(io.RawIOBase):
     return len(content)
 
 
-def _zstandard(file: BinaryIO) -> BinaryIO:
-  return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+def _arrow(file: BinaryIO, codec: str) -> io.RawIOBase:
+  return _RawStream(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec))
 
 
 # File extension -> compression.
@@ -68,7 +69,8 @@ FORMATS = {
   ".gz": Format("gzip", b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file), "gzip -t"),
   ".bz2": Format("bzip2", b"BZh", lambda file: _RawStream(bz2.BZ2File(file)), "bzip2 -t"),
   ".xz": Format("xz", b"\xfd7zXZ\0", lambda file: _RawStream(lzma.LZMAFile(file)), "xz -t"),  # noqa: SIM115
-  ".zst": Format("Zstandard", b"\x28\xb5\x2f\xfd", lambda file: _RawStream(_zstandard(file)), "zstd -t"),
+  ".zst": Format("Zstandard", b"\x28\xb5\x2f\xfd", lambda file: _arrow(file, "zstd"), "zstd -t"),
+  ".br": Format("Brotli", b"", lambda file: _arrow(file, "brotli"), "brotli -t"),
 }
 _SKIPPABLE = bytes(range(0x50, 0x60))  # first byte of a Zstandard frame without data, followed by 2a 4d 18
 _HEAD = 10  # bytes that identify the format
@@ -85,7 +87,7 @@ def sniff(head: bytes) -> str:
     return ""  # a text may begin with these letters
   if head[1:4] == b"\x2a\x4d\x18" and head[0] in _SKIPPABLE:
     return ".zst"
-  return next((end for end, codec in FORMATS.items() if head.startswith(codec.magic)), "")
+  return next((end for end, codec in FORMATS.items() if codec.magic and head.startswith(codec.magic)), "")
 
 
 def renamed(path: str, actual: str, *, where: str) -> UserError:
@@ -132,7 +134,7 @@ def opened(file: io.BufferedReader, path: str, *, where: str) -> io.BufferedRead
   expected = ending(path)
   head = file.peek(_HEAD)[:_HEAD]
   actual = sniff(head)
-  if actual != expected and (actual or _is_text(head)):
+  if actual != expected and (actual or (_is_text(head) and FORMATS[expected].magic)):
     raise renamed(path, actual, where=where)
   if not head:
     return file  # an empty file, which gzip also reads as no bytes

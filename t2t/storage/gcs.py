@@ -5,14 +5,17 @@ client takes an error for the end of a file; this one raises.
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
-import concurrent.futures
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
 import http
+import importlib
 import io
 import os
+import pathlib
+import posixpath
 import re
+import sys
 from typing import Any
 
 from etils import epath
@@ -26,25 +29,53 @@ RETRY_SECONDS = 60
 _LONGEST_WAIT = 5.0  # between retries; the client's default of up to 60 s could end the retries early
 
 _READ_AT_ONCE = 4 * 2**20  # bytes; a request takes about 30 ms at any size
-_MOVED_AT_ONCE = 8  # objects
 
 # The client's errors for invalid bucket names: "", "-".
 _NO_NAME = (ValueError, IndexError)
 
 
+# Stores that t2t only reads: beginning of paths -> module with functions of the same names as here
+_READ_ONLY = {"hf://": "t2t.storage.hub_files", "s3://": "t2t.storage.stores", "az://": "t2t.storage.stores"}
+
+
+def _reader(path: Any) -> str:
+  return next((module for begin, module in _READ_ONLY.items() if str(path).startswith(begin)), "")
+
+
 def is_remote(path: Any) -> bool:
-  """Returns True if `path` is in a bucket."""
-  return str(path).startswith("gs://")
+  """Returns True if `path` is in a bucket or on the Hugging Face hub."""
+  return str(path).startswith("gs://") or bool(_reader(path))
 
 
-def _split(path: Any) -> tuple[str, str]:
+def _by_store(function: Callable) -> Callable:
+  """Passes paths of a store that t2t only reads to its function of the same name; joins the dicts of several paths."""
+
+  @functools.wraps(function)
+  def of_path(path: Any, **options):
+    if isinstance(path, list):
+      parts: dict[str, list] = {}
+      for each in path:
+        parts.setdefault(_reader(each), []).append(each)
+      found = [_of_module(module, function)(part, **options) for module, part in parts.items()]
+      return {each: value for values in found for each, value in values.items()}
+    return _of_module(_reader(path), function)(path, **options)
+
+  return of_path
+
+
+def _of_module(module: str, function: Callable) -> Callable:
+  return getattr(importlib.import_module(module), function.__name__) if module else function
+
+
+def split(path: Any) -> tuple[str, str]:
   """Splits a path into the names of bucket and object."""
   name, _, key = str(path).removeprefix("gs://").partition("/")
   return name, key
 
 
 @functools.lru_cache(maxsize=1)
-def _client():
+def client() -> Any:
+  """Returns the client, with the credentials of the machine; public buckets need none."""
   # Imported on first use, because the import takes half a second.
   import google.auth.exceptions
   from google.cloud import storage
@@ -55,7 +86,8 @@ def _client():
     return storage.Client.create_anonymous_client()  # public buckets, such as T5's vocabularies, are still readable
 
 
-def _patience(seconds: float | None = None) -> Mapping[str, Any]:
+def patience(seconds: float | None = None) -> Mapping[str, Any]:
+  """Returns the options of a request: its time limit, and its retries for up to `seconds`."""
   from google.cloud.storage import retry
 
   tries = retry.DEFAULT_RETRY.with_timeout(seconds or RETRY_SECONDS).with_delay(maximum=_LONGEST_WAIT)
@@ -96,7 +128,7 @@ def _status(code: int) -> str:
 
 
 @contextlib.contextmanager
-def _as_os_errors() -> Iterator[None]:
+def as_os_errors() -> Iterator[None]:
   """Converts the client's errors to OSError."""
   try:
     yield
@@ -104,6 +136,7 @@ def _as_os_errors() -> Iterator[None]:
     raise (FileNotFoundError if _reason(error).startswith("404") else OSError)(_reason(error)) from error
 
 
+@_by_store
 def check(path: Any, *, where: str) -> None:
   """Checks that the bucket of `path` exists and is readable; local paths always pass.
 
@@ -118,22 +151,23 @@ def check(path: Any, *, where: str) -> None:
   if not is_remote(path):
     return
   try:
-    for _ in _client().list_blobs(_split(path)[0], max_results=1, fields="items(name)", **_patience(15)):
+    for _ in client().list_blobs(split(path)[0], max_results=1, fields="items(name)", **patience(15)):
       pass
   except (*_errors(), *_NO_NAME) as error:
     raise _refusal(error, path, f"{where}{path}") from error
 
 
 def check_folder(path: Any, *, where: str) -> None:
-  """Checks that `path` is a folder, or can become one.
+  """Checks that a folder for output is no file.
 
   Args:
-    path: local or gs://; gs:// paths always pass.
+    path: where t2t writes; need not exist.
     where: the user's key or flag for it, for messages.
 
   Raises:
-    UserError: it is a file.
+    UserError: it is a file, or see `absolute`.
   """
+  absolute(str(path), where=where)
   if not is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
     raise UserError(f"{where}{path} is a file. Give a folder; t2t creates the folder if it does not exist.")
 
@@ -141,7 +175,7 @@ def check_folder(path: Any, *, where: str) -> None:
 def _refusal(error: Exception, path: Any, subject: str) -> UserError:
   from google.api_core import exceptions
 
-  name = _split(path)[0]
+  name = split(path)[0]
   if isinstance(error, (exceptions.NotFound, exceptions.BadRequest, *_NO_NAME)):
     return UserError(f"{subject}: bucket {name!r} does not exist. Run `gcloud storage ls` to list the buckets.")
   if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
@@ -156,6 +190,7 @@ def _refusal(error: Exception, path: Any, subject: str) -> UserError:
 # ---- Listings --------------------------------------------------------------------------------------------------------
 
 
+@_by_store
 def glob(pattern: str, *, where: str) -> list[str]:
   """Returns the paths of objects that match a glob; `*` stays within a folder, `**` does not.
 
@@ -168,7 +203,7 @@ def glob(pattern: str, *, where: str) -> list[str]:
   Raises:
     UserError: the bucket cannot be listed.
   """
-  name, key = _split(pattern)
+  name, key = split(pattern)
   prefix = re.match(r"[^*?\[{]*", key).group()
   blobs: list = []
   if prefix == key or "[" in key or "{" in key:
@@ -179,6 +214,7 @@ def glob(pattern: str, *, where: str) -> list[str]:
   return [f"gs://{name}/{blob.name}" for blob in blobs if not blob.name.endswith("/")]
 
 
+@_by_store
 def stats(paths: list[str], *, where: str) -> dict[str, tuple[int, int]]:
   """Returns path -> (bytes, generation) of objects; lists each folder once, a thousand objects per request.
 
@@ -188,6 +224,7 @@ def stats(paths: list[str], *, where: str) -> dict[str, tuple[int, int]]:
   return {path: (blob.size, blob.generation) for path, blob in _listed(paths, where=where).items()}
 
 
+@_by_store
 def checksums(paths: list[str], *, where: str) -> dict[str, str]:
   """Returns path -> CRC-32C of objects, as stored by their bucket; see `stats`."""
   return {path: blob.crc32c or "" for path, blob in _listed(paths, where=where).items()}
@@ -196,7 +233,7 @@ def checksums(paths: list[str], *, where: str) -> dict[str, str]:
 def _listed(paths: list[str], *, where: str) -> dict[str, Any]:
   blobs: dict[str, Any] = {}
   for folder in sorted({path.rpartition("/")[0] for path in paths}):
-    name, key = _split(folder)
+    name, key = split(folder)
     for blob in _list(name, f"{key}/" if key else "", where=where, path=folder, delimiter="/")[0]:
       blobs[f"gs://{name}/{blob.name}"] = blob
   missing = [path for path in paths if path not in blobs]
@@ -205,6 +242,7 @@ def _listed(paths: list[str], *, where: str) -> dict[str, Any]:
   return {path: blobs[path] for path in paths}
 
 
+@_by_store
 def names(folder: epath.Path, *, where: str) -> list[str]:
   """Returns the names directly in a folder, local or in a bucket; [] if it does not exist.
 
@@ -213,7 +251,7 @@ def names(folder: epath.Path, *, where: str) -> list[str]:
   """
   if not is_remote(folder):
     return sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []
-  name, key = _split(folder)
+  name, key = split(folder)
   prefix = f"{key.rstrip('/')}/" if key else ""
   blobs, inner = _list(name, prefix, where=where, path=folder, delimiter="/")
   full_names = [*(blob.name for blob in blobs), *inner]
@@ -226,7 +264,7 @@ def checksums_below(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
   Raises:
     UserError: the bucket cannot be listed.
   """
-  name, key = _split(folder)
+  name, key = split(folder)
   prefix = f"{key.rstrip('/')}/" if key else ""
   blobs, _ = _list(name, prefix, where=where, path=folder)
   by_name = {blob.name[len(prefix) :]: blob for blob in blobs if not blob.name.endswith("/")}
@@ -239,64 +277,16 @@ def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[
   """Returns objects, and the names of folders that were not listed."""
   fields = "items(name,size,generation,crc32c),prefixes,nextPageToken"
   try:
-    pages = _client().list_blobs(name, prefix=prefix, fields=fields, **options, **_patience())
+    pages = client().list_blobs(name, prefix=prefix, fields=fields, **options, **patience())
     return list(pages), pages.prefixes
   except (*_errors(), *_NO_NAME) as error:
     raise _refusal(error, path, f"{where}: {path}") from error
 
 
-def move(folder: Any, target: Any, *, first: Sequence[str]) -> None:
-  """Moves everything below a folder to another folder of the same bucket, by copies within the bucket.
-
-  Everything is copied before anything is removed: after a kill nothing is lost, and the next call finishes.
-
-  Args:
-    folder, target: gs://BUCKET/NAME.
-    first: objects to remove first, in order; their absence marks the folder as incomplete. All others follow in any
-      order.
-
-  Raises:
-    OSError: a request to the bucket failed.
-  """
-  name, key = _split(folder)
-  prefix, (_, new) = f"{key.rstrip('/')}/", _split(target)
-  bucket_ = _client().bucket(name)
-  with _as_os_errors(), concurrent.futures.ThreadPoolExecutor(_MOVED_AT_ONCE) as movers:
-    blobs = list(_client().list_blobs(name, prefix=prefix, **_patience()))
-
-    def copy(blob) -> None:
-      copied, token = bucket_.blob(f"{new.rstrip('/')}/{blob.name[len(prefix) :]}"), None
-      while True:  # large objects are copied in parts
-        token, _, _ = copied.rewrite(blob, token=token, **_patience())
-        if token is None:
-          return
-
-    list(movers.map(copy, blobs))
-  remove(folder, first=first)
-
-
-def remove(folder: Any, *, first: Sequence[str]) -> None:
-  """Removes everything below a folder.
-
-  Args:
-    folder: gs://BUCKET/NAME.
-    first: see `move`.
-
-  Raises:
-    OSError: a request to the bucket failed.
-  """
-  name, key = _split(folder)
-  prefix = f"{key.rstrip('/')}/"
-  with _as_os_errors(), concurrent.futures.ThreadPoolExecutor(_MOVED_AT_ONCE) as removers:
-    blobs = list(_client().list_blobs(name, prefix=prefix, **_patience()))
-    markers = [[blob for blob in blobs if blob.name == prefix + marker] for marker in first]
-    for part in (*markers, [blob for blob in blobs if blob.name.removeprefix(prefix) not in first]):
-      list(removers.map(lambda blob: blob.delete(**_patience()), part))
-
-
 # ---- Bytes -----------------------------------------------------------------------------------------------------------
 
 
+@_by_store
 def open_binary(path: Any) -> io.BufferedReader:
   """Opens an object as a binary file; an object that is overwritten meanwhile is read in its old version or not at all.
 
@@ -318,19 +308,36 @@ def read(path: epath.Path) -> bytes:
     return file.read()
 
 
-class _BlobReader(io.RawIOBase):
-  """Reads by ranges."""
+def write(path: epath.Path, text: str) -> None:
+  """Replaces a whole file, local or in a bucket, so that a failure leaves the earlier content.
 
-  def __init__(self, path: Any):
+  Raises:
+    OSError: it cannot be written.
+  """
+  if not is_remote(path):
+    from t2t.runtime import cache_folder
+
+    cache_folder.write_atomically(pathlib.Path(path), text.encode(), durable=True)
+    return
+  target = Object(path, "text/plain")
+  target.size()  # the present generation is replaced
+  target.replace(text.encode())
+
+
+class RangeReader(io.RawIOBase):
+  """Reads an object of `size` bytes by ranges, with `read_range`."""
+
+  def __init__(self, size: int):
     super().__init__()
-    name, key = _split(path)
-    self._position = 0
-    blob = _client().bucket(name).blob(key)
-    with _as_os_errors():
-      blob.reload(**_patience())
-    self._size = blob.size
-    # Built from name and generation, because the listed blob has a link that may bypass this client's endpoint.
-    self._blob = _client().bucket(name).blob(key, generation=blob.generation)
+    self._position, self._size = 0, size
+
+  def read_range(self, start: int, stop: int) -> bytes:
+    """Returns the bytes from `start` up to `stop`.
+
+    Raises:
+      OSError: they cannot be read.
+    """
+    raise NotImplementedError
 
   def readable(self):
     return True
@@ -357,36 +364,49 @@ class _BlobReader(io.RawIOBase):
     end = min(self._position + size, self._size)
     if self._position >= end:
       return b""
-    with _as_os_errors():
-      content = self._blob.download_as_bytes(start=self._position, end=end - 1, checksum=None, **_patience())
-    if len(content) != end - self._position:
-      raise OSError(f"received {len(content)} of {end - self._position} bytes")
+    content = self.read_range(self._position, end)
     self._position = end
     return content
 
 
-# ---- Growing objects -------------------------------------------------------------------------------------------------
+class _BlobReader(RangeReader):
+  def __init__(self, path: Any):
+    name, key = split(path)
+    blob = client().bucket(name).blob(key)
+    with as_os_errors():
+      blob.reload(**patience())
+    super().__init__(blob.size)
+    # Built from name and generation, because the listed blob has a link that may bypass this client's endpoint.
+    self._blob = client().bucket(name).blob(key, generation=blob.generation)
+
+  def read_range(self, start: int, stop: int) -> bytes:
+    with as_os_errors():
+      content = self._blob.download_as_bytes(start=start, end=stop - 1, checksum=None, **patience())
+    if len(content) != stop - start:
+      raise outage.CutOff(f"received {len(content):,} of {stop - start:,} bytes")
+    return content
 
 
 class Object:
-  """An object that grows: an addition is uploaded as .part beside it, and the bucket joins the two.
+  """An object that grows: an addition is uploaded as .NAME.part beside it, and the bucket joins the two.
 
-  Each change requires the generation of the previous one, so a request that is sent twice is applied once. All methods
-  raise OSError if a request to the bucket fails.
+  Each object has its own part, because several threads and processes may write logs of one folder. Each change requires
+  the generation of the previous one, so a request that is sent twice is applied once. All methods raise OSError if a
+  request to the bucket fails.
   """
 
   def __init__(self, path: Any, content_type: str):
-    name, self._key = _split(path)
-    folder, slash, _ = self._key.rpartition("/")
-    self._part = f"{folder}{slash}.part"
-    self._bucket = _client().bucket(name)
+    name, self._key = split(path)
+    folder, slash, name_in_folder = self._key.rpartition("/")
+    self._part = f"{folder}{slash}.{name_in_folder}.part"
+    self._bucket = client().bucket(name)
     self._content_type = content_type
     self._generation, self._size = 0, 0  # of the existing object; 0 without one
 
   def size(self) -> int:
     """Returns the current number of bytes."""
-    with _as_os_errors():
-      self._is(self._bucket.get_blob(self._key, **_patience()))
+    with as_os_errors():
+      self._is(self._bucket.get_blob(self._key, **patience()))
     return self._size
 
   def _is(self, blob) -> None:
@@ -396,14 +416,14 @@ class Object:
     """Returns all bytes; b"" if the object does not exist."""
     if not self.size():
       return b""
-    with _as_os_errors():
-      return self._bucket.blob(self._key, generation=self._generation).download_as_bytes(**_patience())
+    with as_os_errors():
+      return self._bucket.blob(self._key, generation=self._generation).download_as_bytes(**patience())
 
   def replace(self, content: bytes) -> None:
     """Replaces the whole object by `content`."""
     target, kind = self._bucket.blob(self._key), {"content_type": self._content_type}
     with self._once(len(content)):
-      target.upload_from_string(content, if_generation_match=self._generation, **kind, **_patience())
+      target.upload_from_string(content, if_generation_match=self._generation, **kind, **patience())
       self._is(target)
 
   def append(self, content: bytes) -> None:
@@ -414,8 +434,8 @@ class Object:
     target, part = self._bucket.blob(self._key), self._bucket.blob(self._part)
     target.content_type = self._content_type
     with self._once(self._size + len(content)):
-      part.upload_from_string(content, content_type=self._content_type, **_patience())
-      target.compose([self._bucket.blob(self._key), part], if_generation_match=self._generation, **_patience())
+      part.upload_from_string(content, content_type=self._content_type, **patience())
+      target.compose([self._bucket.blob(self._key), part], if_generation_match=self._generation, **patience())
       self._is(target)
 
   @contextlib.contextmanager
@@ -423,7 +443,7 @@ class Object:
     """Makes a change that leaves `size` bytes; detects a retried request whose first try succeeded."""
     from google.api_core import exceptions
 
-    with _as_os_errors():
+    with as_os_errors():
       try:
         yield
       except exceptions.PreconditionFailed:
@@ -432,10 +452,10 @@ class Object:
 
   def close(self) -> None:
     """Removes the part; the object stays."""
-    with _as_os_errors():
-      part = self._bucket.get_blob(self._part, **_patience())
+    with as_os_errors():
+      part = self._bucket.get_blob(self._part, **patience())
       if part:
-        part.delete(**_patience())
+        part.delete(**patience())
 
 
 # ---- Conditional writes ----------------------------------------------------------------------------------------------
@@ -449,15 +469,15 @@ def look(path: Any) -> tuple[int, bytes]:
   """
   from google.api_core import exceptions
 
-  name, key = _split(path)
+  name, key = split(path)
   while True:
-    with _as_os_errors():
-      current = _client().bucket(name).get_blob(key, **_patience())
+    with as_os_errors():
+      current = client().bucket(name).get_blob(key, **patience())
       if current is None:
         return 0, b""
       try:
-        blob = _client().bucket(name).blob(key, generation=current.generation)
-        return current.generation, blob.download_as_bytes(**_patience())
+        blob = client().bucket(name).blob(key, generation=current.generation)
+        return current.generation, blob.download_as_bytes(**patience())
       except exceptions.NotFound:
         continue  # it was written or deleted meanwhile
 
@@ -475,11 +495,11 @@ def swap(path: Any, content: bytes, generation: int) -> int | None:
   """
   from google.api_core import exceptions
 
-  name, key = _split(path)
-  blob = _client().bucket(name).blob(key)
-  with _as_os_errors():
+  name, key = split(path)
+  blob = client().bucket(name).blob(key)
+  with as_os_errors():
     try:
-      blob.upload_from_string(content, if_generation_match=generation, **_patience())
+      blob.upload_from_string(content, if_generation_match=generation, **patience())
       return blob.generation
     except exceptions.PreconditionFailed:
       pass
@@ -495,11 +515,80 @@ def discard(path: Any, generation: int) -> None:
   """
   from google.api_core import exceptions
 
-  name, key = _split(path)
-  with _as_os_errors(), contextlib.suppress(exceptions.NotFound, exceptions.PreconditionFailed):
-    _client().bucket(name).blob(key).delete(if_generation_match=generation, **_patience(5))
+  name, key = split(path)
+  with as_os_errors(), contextlib.suppress(exceptions.NotFound, exceptions.PreconditionFailed):
+    client().bucket(name).blob(key).delete(if_generation_match=generation, **patience(5))
 
 
-def absolute(path: str) -> epath.Path:
-  """Makes a local path absolute, which TensorStore requires; gs:// paths are unchanged."""
+def absolute(path: str, *, where: str = "") -> epath.Path:
+  """Makes a local path absolute, which TensorStore requires; gs:// paths are unchanged.
+
+  Raises:
+    UserError: a path of a store that t2t only reads, see `fetched`.
+  """
+  if _reader(path):
+    raise UserError(
+      f"{where}{path}: of hf://, s3:// and az:// t2t reads data files, vocabularies and checkpoints, and nothing is "
+      "written there, because Orbax and TensorFlow have no client for these stores. Give a local or gs:// path, and "
+      "copy the folder with `hf download`, `aws s3 sync` or `az storage blob download-batch`."
+    )
   return epath.Path(path) if "://" in path else epath.Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def canonical(path: str) -> str:
+  """Returns a path for comparison: a local one absolute and without symbolic links, a URL without repeated slashes.
+
+  In:  gs://bucket//runs/a/
+  Out: gs://bucket/runs/a
+  """
+  scheme, separator, rest = path.partition("://")
+  return f"{scheme}://{posixpath.normpath(rest)}" if separator else os.path.realpath(os.path.expanduser(path))
+
+
+def is_same_path(path: str, other: str) -> bool:
+  """Returns True if two paths name the same file or folder."""
+  return path == other or canonical(path) == canonical(other)
+
+
+def fetched(path: str, *, where: str, vocabulary: bool = False) -> str:
+  """Checks a path and returns one for reading: the local copy of a file or folder of hf://, s3:// or az://.
+
+  A step is copied with config and vocabulary of its workdir.
+
+  Args:
+    path: other paths are returned unchanged.
+    where: the user's key or flag for it, for messages.
+    vocabulary: whether to copy only the files of a vocabulary.
+
+  Raises:
+    UserError: it does not exist, or cannot be read.
+  """
+  if not (module := _reader(path)):
+    check(path, where=where)
+    return path
+  copied = importlib.import_module(module).fetched
+  copy = copied(path, where=where, vocabulary=vocabulary)
+  if not vocabulary and (step := re.fullmatch(r"(.*)/checkpoints/\d+/*", path)):
+    for name in {"config.json", "vocabulary"} & set(names(step[1], where=where)):
+      copied(f"{step[1]}/{name}", where=where)
+  return copy
+
+
+@_by_store
+def exists(path: str) -> bool:
+  """Returns whether a file or folder exists; a commit on the Hugging Face hub does, without a request."""
+  return absolute(path).exists()
+
+
+def with_origins(text: str) -> str:
+  """Returns a message with the paths in their stores in place of those of local copies; see `origin`."""
+  for module in map(sys.modules.get, dict.fromkeys(_READ_ONLY.values())):
+    text = text if module is None else module.with_origins(text)
+  return text
+
+
+def origin(path: str) -> str:
+  """Returns the path of which `path` is a copy of `fetched`; other paths unchanged."""
+  for module in map(sys.modules.get, dict.fromkeys(_READ_ONLY.values())):
+    path = path if module is None else module.origin(path)
+  return path

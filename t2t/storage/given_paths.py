@@ -24,8 +24,8 @@ def text(path: Any, *, called: str) -> str:
     decoded = os.fsdecode(path)
   except TypeError:
     raise UserError(f"{called} is {type(path).__name__}, not a path. Give a str or a pathlib.Path.") from None
-  if (scheme := re.match(r"(s3|s3a|az|abfs|wasbs|hdfs):/", decoded)) is not None:
+  if (scheme := re.match(r"(s3a|abfss?|wasbs?|hdfs):/", decoded)) is not None:
     raise UserError(
-      f"{called} is {decoded}: {scheme[1]}:// is not supported. Copy the data, and give a local or gs:// path."
+      f"{called} is {decoded}: {scheme[1]}:// is not supported. Give a local path, or one of gs://, hf://, s3:// or az://."
     )
-  return re.sub(r"^gs:/(?!/)", "gs://", decoded)
+  return re.sub(r"^(gs|hf|s3|az):/(?!/)", r"\1://", decoded)

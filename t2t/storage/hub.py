@@ -1,4 +1,4 @@
-"""Recognizes names of models on the Hugging Face hub, and explains how to download them."""
+"""Recognizes names of models on the Hugging Face hub."""
 
 import os
 import pathlib
@@ -24,12 +24,15 @@ def name_of(path: str) -> str:
   path = os.fspath(path)
   if match := _PREFIX.match(path):
     return "/".join(path[match.end() :].strip("/").split("/")[:2])
-  if os.path.exists(path):
+  if os.path.exists(path) or path.endswith(_FILE_ENDINGS):
     return ""
   if _OWNED.fullmatch(path):
     return "" if pathlib.Path(path).parts[0] in _FOLDERS or os.path.exists(path.split("/")[0]) else path
   return path if _BARE.fullmatch(path) else ""
 
+
+# Endings of vocabulary files: "text/spiece.model" is a missing file, not a model.
+_FILE_ENDINGS = (".model", ".json", ".txt", ".bpe")
 
 # Usual names of local folders; no owner on the hub has one of these names.
 _FOLDERS = frozenset(
@@ -51,7 +54,6 @@ def check(path: str, *, where: str) -> None:
   if name:
     folder = name.rpartition("/")[2]
     raise UserError(
-      f"{where}{path}: no such folder. It looks like a model on the Hugging Face hub, which t2t does not "
-      f"download. Run `hf download {shlex.quote(name)} --local-dir {shlex.quote(folder)}` (pip install "
-      f"huggingface_hub), and give {folder}."
+      f"{where}{path}: no such folder. It looks like a model on the Hugging Face hub. Give hf://{name}; or run "
+      f"`hf download {shlex.quote(name)} --local-dir {shlex.quote(folder)}`, and give {folder}."
     )

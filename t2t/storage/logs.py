@@ -12,15 +12,10 @@ from t2t.storage import gcs
 
 
 def read(path: epath.Path) -> bytes:
-  """Returns the content of a file; b"" if it does not exist."""
+  """Returns the content of a file; b"" if it does not exist. Reading creates no folder."""
+  if not gcs.is_remote(path) and not pathlib.Path(path).exists():
+    return b""
   return _store(path, "").read()
-
-
-def write(path: epath.Path, content: bytes, *, content_type: str = "text/plain") -> None:
-  """Replaces a whole file, so that a failure leaves the earlier content."""
-  store = _store(path, content_type)
-  store.size()  # an object in a bucket is replaced in its present generation
-  store.replace(content)
 
 
 def _store(path: epath.Path, content_type: str) -> "gcs.Object | _Disk":

@@ -19,9 +19,15 @@ _NO_WAY = "libcurl code"  # in TensorFlow's FailedPreconditionError for a host n
 
 
 class Away(UserError):
-  """A bucket does not answer after all retries."""
+  """A bucket or the Hugging Face hub does not answer after all retries."""
 
   exit_code = exit_codes.LOST
+
+
+class CutOff(OSError):
+  """A store sent a part of the content that was requested."""
+
+  is_outage = True
 
 
 def reason(error: BaseException) -> str | None:
@@ -30,7 +36,8 @@ def reason(error: BaseException) -> str | None:
   Errors that the user must fix, such as a wrong bucket name or missing permissions, are no outages.
   """
   for cause in _causes(error):
-    if isinstance(cause, Away) or _is_tensorflows(cause) or _is_tensorstores(cause) or _is_googles(cause):
+    is_known = isinstance(cause, Away) or getattr(cause, "is_outage", False)  # also of stores.py
+    if is_known or _is_tensorflows(cause) or _is_tensorstores(cause) or _is_googles(cause):
       line = " ".join((str(cause) or type(cause).__name__).partition(" [")[0].split())
       return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
   return None

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
-from t2t.storage import gcs
+from t2t.storage import encoding, gcs
 
 COPY_AGAIN = "Copy or download the file again."  # remedy for a damaged file
 # bytes; the index of a model of 90,000 tensors has 9 MB, and Python objects take 20 times the size
@@ -58,6 +58,24 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
     raise UserError(
       f"{path} cannot be read ({error.strerror or error}). Check the file and its permissions."
     ) from error
+
+
+def read_text(path: epath.Path, *, where: str) -> str:
+  """Returns the text of a UTF-8 file of a user, without a byte order mark.
+
+  Args:
+    path: local or in a bucket.
+    where: option or key with the path, for messages.
+
+  Raises:
+    UserError: it cannot be read, or is not UTF-8.
+  """
+  try:
+    return gcs.read(path).decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    raise UserError(f"{where}: {encoding.not_utf8(error.object, error, unit='file')}") from error
+  except OSError as error:
+    raise UserError(f"{where} cannot be read ({error.strerror or error}). Check path and permissions.") from error
 
 
 def name_given_twice(pairs: Sequence[tuple[str, Any]]) -> str | None:

@@ -25,6 +25,11 @@ _MOST_IDS = 2**31  # ids are int32
 # Vocabulary files of published models. SentencePiece comes first: Hugging Face's tokenizer.json is made from it, and
 # T5's contains the sentinels.
 KINDS = ("*.model", _JSON, "vocab.txt", "encoder.json", "vocab.json")
+# Names of all files of which a vocabulary may consist, and of the settings beside them.
+PATTERNS = (
+  *("*.model", "*vocab.txt", "*vocab.json", "*merges.txt", "*vocab.bpe", "*encoder.json", "tokenizer*.json"),
+  *("special_tokens_map.json", "added_tokens.json", "config.json", "vocabulary.json"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ def check(config: Config) -> None:
   check_nan_policy(config.nan_policy)
   check_early_stopping(config.eval)
   check_average(config)
+  check_exits(config)
   check_logging(config.logging)
 
 
@@ -50,6 +51,19 @@ def check_average(config: Config) -> None:
     raise UserError(
       "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema, or leave "
       "config.eval.average out."
+    )
+
+
+def check_exits(config: Config) -> None:
+  """Checks that the heads after inner layers are trained.
+
+  Raises:
+    UserError: with both keys.
+  """
+  if config.model.exits and config.train.loss != "early_exit":
+    raise UserError(
+      f"config.model.exits=True: config.train.loss={config.train.loss} does not train the heads after inner layers. "
+      "Give --config.train.loss=early_exit, or leave config.model.exits out."
     )
 
 
@@ -115,12 +129,8 @@ def check_continuous(config: Config) -> None:
       "config.data.continuous_rows=True has no effect with config.model.memory_length=0. Set "
       "--config.model.memory_length, or --config.data.continuous_rows=False."
     )
-  for several, key in (
-    (data.pack, "pack=True"),
-    (len(data.source_list) > 1, "sources"),
-    ("," in data.mixture, "mixture"),
-  ):
-    if several:
+  for key in ("pack=True" if data.pack else "", data.mixed_by):
+    if key:
       raise UserError(
         f"config.data.continuous_rows=True needs rows of one text each, but config.data.{key} puts several texts in "
         "a row or mixes sources. Give one source, and --config.data.pack=False."

@@ -1,6 +1,6 @@
 """Estimates the Fisher information of a checkpoint's parameters in one pass over examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
@@ -8,13 +8,14 @@ import json
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError
+from t2t import UserError, losses
 from t2t.checkpoints import fisher_store, pretrained
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import override, saved_config
 from t2t.configuration.schema import OPTIONAL, SOURCE_KEYS, Config
 from t2t.models import adapters as adapters_lib
+from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 from t2t.runtime import progress
 from t2t.training import fisher_information, mesh_selection, recipe
@@ -60,6 +61,7 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
       if name in config:
         del config[name]
     config.mesh, config.optimizer, config.stages = plain.mesh, plain.optimizer, plain.stages
+    config.init.others = plain.init.others  # teachers
   pretrained.adopt(config, source)
   config.train.freeze, config.train.microbatches, config.train.epochs = (), 1, 0.0
   if any(argument.startswith(_READ) for argument in arguments):
@@ -72,31 +74,45 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
   config.data.pack = False
   if not any(config.data[key] for key in SOURCE_KEYS):
     raise UserError(
-      f"{source.path}: the checkpoint's config does not select training data. Give --config.data.mixture=TASKS "
+      f"{source.name}: the checkpoint's config does not select training data. Give --config.data.mixture=TASKS "
       "with --task_modules, or --config.data.files=PATH."
     )
   return config
 
 
-def compute(config: Config, source: pretrained.Source, *, examples: int) -> FisherInformation:
-  """Computes the mean squared gradient of the log-likelihood over training examples.
+@dataclasses.dataclass(frozen=True)
+class LikelihoodPass:
+  """A checkpoint's model with a loss and batches of examples, one example per row, on the current mesh."""
+
+  config: Config
+  loss: losses.Loss
+  model: pretrained.PretrainedModel
+  batches: Iterator[Batch]
+
+
+@contextlib.contextmanager
+def reading(config: Config, source: pretrained.Source) -> Iterator[LikelihoodPass]:
+  """Yields the model, its likelihood and training examples; closes the data at the end.
 
   Args:
     source: the checkpoint.
     config: see `run_config`; `train.seed` sets the data order and the random choices of preprocessors.
-    examples: number of examples; rows without an example do not count.
 
   Raises:
-    UserError: the data does not fit the model, or there is no example.
+    UserError: the data does not fit the model, or is not trusted.
   """
   from t2t.data import registry, train_data
 
   if why := registry.why_untrusted(config.data.task_modules):
-    raise UserError(f"{source.path}: {why}")
-  pretrained.check_may_be_base(source, where=str(source.path))
+    raise UserError(f"{source.name}: {why}")
+  if source.foreign is not None and source.foreign.kind == "int8":
+    raise UserError(
+      f"{source.name}: int8 tensors have no gradient. Run `t2t convert {source.name} --to t2t OUT`, and give OUT."
+    )
+  pretrained.check_may_be_base(source, where=source.name)
   if there := adapters_lib.kept(source.adapters):
     raise UserError(
-      f"{source.path} has parameters of config.{'/'.join(there)}, which cannot be merged into the base model. "
+      f"{source.name} has parameters of config.{'/'.join(there)}, which cannot be merged into the base model. "
       "Give a checkpoint without such parameters."
     )
   config = train_data.resolved(config)
@@ -104,7 +120,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Fish
   for head in config.model.heads:
     if head not in source.model.heads:
       raise UserError(
-        f"{source.path} has no head {head.name!r} with the settings that {config.data.named} requires. Give a "
+        f"{source.name} has no head {head.name!r} with the settings that {config.data.named} requires. Give a "
         "checkpoint that was trained on this data, or other data."
       )
   mesh, _ = mesh_selection.make(config)
@@ -114,14 +130,28 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Fish
     train_data.check(config)
     batches = train_data.batches(stages.of(config), mesh, num_streams=config.data.num_streams)
     stack.callback(batches.close)
-    model = pretrained.load(source, mesh)
+    yield LikelihoodPass(config, loss, pretrained.load(source, mesh), batches)
+
+
+def compute(config: Config, source: pretrained.Source, *, examples: int) -> FisherInformation:
+  """Computes the mean squared gradient of the log-likelihood over training examples.
+
+  Args:
+    source, config: see `reading`.
+    examples: number of examples; rows without an example do not count.
+
+  Raises:
+    UserError: see `reading`; or there is no example.
+  """
+  with reading(config, source) as read:
+    config, model = read.config, read.model
     shardings = jax.tree.map(lambda x: x.sharding, model.params)
     step, sums = (
-      fisher_information.make_step(model.graphdef, loss, shardings),
+      fisher_information.make_step(model.graphdef, read.loss, shardings),
       fisher_information.zeros(model.params, shardings),
     )
     left = range(examples, 0, -config.train.batch_size)
-    for number, batch in progress.track(zip(left, batches), "Fisher information", total=len(left)):  # noqa: B905
+    for number, batch in progress.track(zip(left, read.batches), "Fisher information", total=len(left)):  # noqa: B905
       sums = step(sums, model.params, batch, number)
     num_examples = int(sums.examples)
     if not num_examples:

@@ -18,9 +18,9 @@ from t2t.training import param_groups, schedules
 _BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
   "adafactor_decay_rate": ("adafactor",),
   "adafactor_clip": ("adafactor",),
-  "b1": ("adamw", "lamb", "lion", "muon", "stable_adamw"),
-  "b2": ("adamw", "lamb", "lion", "muon", "stable_adamw"),
-  "epsilon": ("adamw", "lamb", "muon", "stable_adamw"),
+  "b1": ("adamw", "lamb", "lion", "muon", "schedule_free_adamw", "stable_adamw"),
+  "b2": ("adamw", "lamb", "lion", "muon", "schedule_free_adamw", "stable_adamw"),
+  "epsilon": ("adamw", "lamb", "muon", "schedule_free_adamw", "stable_adamw"),
   "muon_momentum": ("muon",),
   "muon_iterations": ("muon",),
 }
@@ -219,7 +219,8 @@ def _replaced(config: Config, steps: int) -> Iterator[str]:
 # Keys of config.data that only registered tasks, only sources, or only text files read.
 _OF_TASKS = ("train_split", "eval_split", "cache_dir", "benchmark_dirs")
 _OF_SOURCES = ("mixing_unit", "alpha")
-_OF_TEXTS = (*OF_FILES, "language", "language_tags", "dictionary", "switching_rate", "shuffle_buffer")
+_OF_IDS = ("tokens_dtype", "tokens_end")
+_OF_TEXTS = (*OF_FILES, "language", "language_tags", "dictionary", "switching_rate", "shuffle_buffer", *_OF_IDS)
 # Keys of config.eval that only tasks with metrics read.
 _OF_ANSWERS = ("tasks", "method", "num_beams", "length_penalty", "num_shots", "max_examples")
 
@@ -245,6 +246,8 @@ def _data(config: Config) -> Iterator[str]:
     why = "config.data.files is read, not a registered task"
     unread.append(("data", (*_OF_TASKS, *_OF_SOURCES), why))
     unread.append(("data", _unread_of_texts(data), f"config.data.objective={data.objective} does not read it"))
+    why = f"config.data.files has {'token ids' if data.has_tokens else 'no token ids (.npy, .bin)'}"
+    unread.append(("data", ("field",) if data.has_tokens else _OF_IDS, why))
     unread.append(("eval", _OF_ANSWERS, "config.data.files is training text without answers to evaluate"))
   else:
     # Shipped configs set an objective for files even with a mixture; an objective on the command line is an error
@@ -313,6 +316,12 @@ def _sections(config: Config) -> Iterator[str]:
       "config.nan_policy.on_nonfinite and .on_spike are not rollback",
     ),
     ("optimizer", ("average_decay",), config.optimizer.average == "ema", "config.optimizer.average is not ema"),
+    (
+      "optimizer",
+      ("average_last", "average_every"),
+      config.optimizer.average == "lawa",
+      "config.optimizer.average is not lawa",
+    ),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone generates no text"),
     (
@@ -325,14 +334,14 @@ def _sections(config: Config) -> Iterator[str]:
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
       "init",
-      ("use_model_config", "reinit", "rename", "resize", "tile", "transfer_vocab"),
+      ("use_model_config", "reinit", "rename", "resize", "tile", "transfer_vocab", "layers"),
       bool(config.init.checkpoint),
       "config.init.checkpoint is empty: parameters are initialized at random",
     ),
   ]
   if config.init.checkpoint and not config.init.parameters:
     why = "config.init.parameters=False: parameters are initialized at random"
-    reads.append(("init", ("reinit", "rename", "resize", "tile", "transfer_vocab"), False, why))
+    reads.append(("init", ("reinit", "rename", "resize", "tile", "transfer_vocab", "layers"), False, why))
   for section, keys, is_read, why in reads:
     for key in keys if not is_read else ():
       value = getattr(getattr(config, section), key)

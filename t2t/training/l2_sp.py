@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from t2t.param_tree import Params, flatten, stack_of
 
@@ -98,7 +99,10 @@ def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
   def begun(x):
     return x._replace(initial={path: jnp.copy(flat[path]) for path in x.initial}) if _is_anchors(x) else x
 
-  return jax.tree.map(begun, opt_state, is_leaf=_is_anchors)
+  new_state: Any = jax.tree.map(begun, opt_state, is_leaf=_is_anchors)
+  if isinstance(new_state, optax.contrib.ScheduleFreeState):  # its iterate starts there, too
+    new_state = new_state._replace(z=jax.tree.map(jnp.copy, flat))
+  return new_state
 
 
 # ---- State that files contain already --------------------------------------------------------------------------------

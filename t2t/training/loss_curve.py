@@ -45,8 +45,13 @@ def draw(
 
   if train:
     steps, values = list(train), list(train.values())
-    axes.plot(*thin(steps, values), color=EACH, linewidth=0.8, label="training, each step")
-    axes.plot(*thin(steps, smooth(values).tolist()), color=TRAINING, linewidth=1.6, label="training, smoothed")
+    label = f"training, {logged_steps(steps)}"
+    if _window(values) > 1:
+      axes.plot(*thin(steps, values), color=EACH, linewidth=0.8, label=label)
+      axes.plot(*thin(steps, smooth(values).tolist()), color=TRAINING, linewidth=1.6, label="training, smoothed")
+    else:  # both lines would be the same
+      marker = "" if len(values) > 1 else "o"
+      axes.plot(*thin(steps, values), color=TRAINING, linewidth=1.6, marker=marker, markersize=4, label=label)
   # Each stage has its own held-out text, so no line joins two stages.
   # infinity: an earlier start may have trained beyond the last stage
   ends = [*(stage.end for stage in run[:-1]), math.inf]
@@ -61,6 +66,20 @@ def draw(
   axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
   axes.set_ylabel(f"loss ({unit.partition(',')[0]})")
   frame(axes)
+
+
+def logged_steps(steps: Sequence[int]) -> str:
+  """Returns which steps are logged, in words.
+
+  In:  10, 20, 30, 36
+  Out: "every 10 steps"
+  """
+  gaps = np.diff(steps).tolist()
+  regular = set(gaps[:-1] or gaps)  # the last step of a run is always logged
+  if len(regular) != 1:
+    return "logged steps" if regular else "one step"
+  (gap,) = regular
+  return "each step" if gap == 1 else f"every {gap} steps"
 
 
 def mark_stages(axes: "Axes", run: Sequence[Stage], last: float) -> None:
@@ -85,9 +104,13 @@ def frame(axes: "Axes") -> None:
   axes.spines[["top", "right"]].set_visible(False)
 
 
+def _window(values: Sequence[float]) -> int:
+  return max(1, len(values) // 50)
+
+
 def smooth(values: Sequence[float]) -> np.ndarray:
   """Returns the mean over a centered window of 2 % of the run, so that the smoothed curve does not lag."""
-  window = np.ones(max(1, len(values) // 50))
+  window = np.ones(_window(values))
   return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 

@@ -183,8 +183,9 @@ class MetricWriter:
       self._rows = rows(METRICS, jsonl_log.is_metrics, _UNWRITTEN_ROWS)
       self._samples = rows(SAMPLES, jsonl_log.is_samples, _UNWRITTEN_SAMPLES)
       for name in gcs.names(folder, where="--workdir"):
-        if "tfevents" in name:
-          logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
+        if "tfevents" in name and not name.endswith(".part"):
+          # Closed at once, because a killed process has left a temporary object in a bucket.
+          logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY).close()
       # The process id distinguishes processes that start in the same second.
       name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
       self._events = logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)

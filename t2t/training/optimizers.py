@@ -22,7 +22,6 @@ from t2t.configuration import section_keys
 from t2t.configuration.schema import OptimizerConfig
 from t2t.param_tree import Params, check_pattern, matches, stack_of
 from t2t.training import l2_sp, param_groups, schedules
-from t2t.training import newton_schulz as orthogonal_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +73,11 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
 
   def orthogonal(updates: Any, params: optax.Params | None) -> optax.Updates:
+    from t2t.training import newton_schulz  # few runs use Muon
+
     del params
     there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # Adam has the others
-    orthogonalized = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
+    orthogonalized = newton_schulz.orthogonalize(there, iterations=config.muon_iterations)
     # Scaled to the size of Adam's updates.
     return updates | {path: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x for path, x in orthogonalized.items()}
 
@@ -119,6 +120,15 @@ def _stable_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
   return [_per_layer(_first_moments_as_set(slower, config), config)]
 
 
+def _schedule_free_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
+  """Schedule-free AdamW (Defazio et al. 2024), as `optax.contrib.schedule_free_adamw`: an average replaces momentum.
+
+  `make_optimizer` wraps the whole chain. The learning rate needs a warmup and no decay: schedule=constant.
+  """
+  rms = optax.scale_by_rms(decay=config.b2, eps=config.epsilon, eps_in_sqrt=False, bias_correction=True)
+  return [rms, *_parameter_scale_per_layer(config), *_weight_decay(config)]
+
+
 def _sgd(config: _OfModel) -> list[optax.GradientTransformation]:
   """Plain SGD."""
   return _weight_decay(config)
@@ -130,6 +140,7 @@ OPTIMIZERS = {
   "lamb": _lamb,
   "lion": _lion,
   "muon": _muon,
+  "schedule_free_adamw": _schedule_free_adamw,
   "sgd": _sgd,
   "stable_adamw": _stable_adamw,
 }
@@ -271,15 +282,15 @@ def _beside(of_layers: jax.Array | np.ndarray, x: jax.Array) -> jax.Array | np.n
   return of_layers.reshape((*of_layers.shape, *[1] * (x.ndim - of_layers.ndim)))
 
 
-def _opened(config: _OfModel) -> optax.GradientTransformation:
-  """Zeroes updates of parameters before their first step."""
+def _switched(config: _OfModel, first_steps: Any, before: Any, after: Any) -> optax.GradientTransformation:
+  """Applies a function to the updates of each parameter before its step in `first_steps`, and another from it on."""
 
   def update(updates, state, params=None):
     del params
     shapes = {path: x.shape for path, x in updates.items()}
-    for path, opening in param_groups.openings(config, shapes, config.num_layers).items():
+    for path, first_step in first_steps(config, shapes, config.num_layers).items():
       x = updates[path]
-      updates = updates | {path: _if_open(state.count >= opening, x, jnp.zeros_like(x))}
+      updates = updates | {path: _if_open(state.count >= first_step, after(x), before(x))}
     return updates, _next_step(state)
 
   return optax.GradientTransformation(lambda params: _first_step(), update)
@@ -357,9 +368,18 @@ def make_optimizer(
       f"Leave 'moments' out, or use one of {', '.join(_WITH_FIRST_MOMENT)}."
     )
   # First so that global norms exclude closed parameters, and last so that decay does not change them.
-  opened = [_opened(config)] if param_groups.sets(config, "from_step", "unfreeze_every") else []
+  as_it_is = lambda x: x
+  opened = _switched(config, param_groups.openings, jnp.zeros_like, as_it_is)
+  opened = [opened] if param_groups.sets(config, "from_step", "unfreeze_every") else []
   parts = [*opened, *_consolidating(config)]
   parts += [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += [*OPTIMIZERS[config.name](config), *_towards_initial(config)]
   parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or param_groups.sets(config, "rate", "depth") else []
-  return _on_flat_dict(optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))), schedule
+  if param_groups.sets(config, "settle_every"):
+    parts += [_switched(config, param_groups.settling, as_it_is, lambda x: param_groups.SETTLED_RATE * x)]
+  tx = optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))
+  if config.name == "schedule_free_adamw":
+    from t2t.training import schedule_free  # few runs have this optimizer
+
+    tx = schedule_free.wrap(tx, schedule, config)
+  return _on_flat_dict(tx), schedule

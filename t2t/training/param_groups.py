@@ -21,7 +21,7 @@ from t2t import UserError, did_you_mean
 from t2t.configuration.schema import Config, OptimizerConfig
 from t2t.models.adapters import ADAPTERS
 from t2t.param_tree import check_pattern, matches, stack_of
-from t2t.runtime.lazy_table import LazyTable
+from t2t.runtime import lazy_table
 
 _KEY = "config.optimizer.param_groups"
 
@@ -46,6 +46,7 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 
 _DTYPES = ("bfloat16", "float32")
+SETTLED_RATE = 0.1  # of layers after their steps of `settle_every`, as in MobileBERT's code
 
 # Setting -> (parser of its value, description of valid values).
 _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -55,13 +56,20 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
   "depth": (_number(1e-30, 1.0), "a factor on the rate for each layer from the top, above 0, at most 1"),
   "from_step": (_number(0, kind=int), "the step, a whole number, of the first update"),
   "unfreeze_every": (_number(1, kind=int), "steps, a whole number, after which the next layer from the top is trained"),
+  "settle_every": (
+    _number(1, kind=int),
+    "steps, a whole number, after which the next layer from the bottom settles",
+  ),
   "decay": (_number(0), "a weight decay, at least 0"),
   "anchor": (_number(0), "a decay towards the initial values, at least 0"),
   "moments": (_choice(*_DTYPES), "bfloat16 or float32, the dtype of the first moments"),
 }
 
 # Setting -> a `param_transforms.Transform`, which the forward pass applies.
-TRANSFORMS: LazyTable = LazyTable({"mask": "t2t.training.param_transforms:Mask"})
+TRANSFORMS = lazy_table.LazyTable[Any](
+  {"mask": "t2t.training.param_transforms:Mask", "magnitude": "t2t.training.pruning:Magnitude"}
+  | {"movement": "t2t.training.pruning:Movement", "soft_movement": "t2t.training.pruning:SoftMovement"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,16 +251,27 @@ def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num
   return {path: opening for path, opening in first_steps.items() if np.any(opening)}
 
 
+def settling(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
+  """Returns the step from which each parameter of layers, for stacks each layer, has the factor `SETTLED_RATE`.
+
+  The step is `settle_every` times the layer's number from 1 at the bottom; embeddings settle with the first layer.
+  """
+  every: dict[str, Any] = {path: setting(config, path, "settle_every") for path in shapes}
+  numbers = layers_from_top(shapes, num_layers).items()
+  return {path: every[path] * (1 + np.max(x) - x) for path, x in numbers if every[path] and np.any(x)}
+
+
 # ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
-def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple[str, ...]) -> None:
+def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple[str, ...], part: str = "") -> None:
   """Checks that each rule matches a parameter, and that rules do not contradict each other.
 
   Args:
     config: of the run.
     shapes: of all parameters of the model by path.
     never: patterns of parameters that are never trained: an adapter's base, heads without a loss.
+    part: path of the model that the run keeps, see `Loss.part`; "": the root.
 
   Raises:
     UserError: with the rule and a fix.
@@ -265,6 +284,12 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
   for rule in rules:
     mine = [path for path in shapes if re.search(rule.pattern, path)]
     if not mine:
+      prefixed = rule.pattern.replace("^", f"^{part}/")
+      if part and any(re.search(prefixed, path) for path in shapes):
+        raise UserError(
+          f"{rule.where}: {rule.pattern!r} matches no parameter, because paths of this run's model begin with {part}/. "
+          f"Give {prefixed!r}."
+        )
       near = nearest(rule.pattern, shapes)
       raise UserError(f"{rule.where}: {rule.pattern!r} matches no parameter{near} Correct the pattern.")
     if "frozen" in rule.settings:
@@ -281,9 +306,10 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
         f"{rule.where}: the rule matches no trained parameter. {mine[0]} is frozen because of {who}. Leave the rule "
         f"out, or train {mine[0]}."
       )
-    for name in {"depth", "unfreeze_every"} & set(rule.settings):
-      if not any(np.any(numbers[path]) for path in mine):
-        raise UserError(f"{rule.where}: {name!r} counts layers, but {mine[0]} is in no layer. Leave {name!r} out.")
+    if names := {"depth", "unfreeze_every", "settle_every"} & set(rule.settings):
+      lazy_table.load("t2t.training.layer_rules:check")(rule, names, mine, numbers)
+  if sets(config.optimizer, *TRANSFORMS):
+    lazy_table.load("t2t.training.param_transforms:check")(config.optimizer, shapes, trained)
   for path, opening in opened.items():
     if np.max(opening) >= config.train.steps:
       raise UserError(

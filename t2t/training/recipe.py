@@ -7,7 +7,7 @@ must be loaded to find its features.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 import jax
@@ -23,6 +23,7 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.param_tree import Params, join_frozen, matches, path_name, split_frozen
+from t2t.runtime import lazy_table
 from t2t.training import (
   config_checks,
   l2_sp,
@@ -83,7 +84,8 @@ class Recipe:
     """
     never = self._never_trained
     init = self.config.init
-    if self.config.optimizer.param_groups or (self.config.train.freeze and self.config.adapters) or init.others:
+    rules = self.config.optimizer.param_groups or self.config.train.freeze
+    if rules or init.others:
       key = jax.eval_shape(lambda: jax.random.key(0))
       params = jax.eval_shape(lambda key: nnx.to_pure_dict(nnx.split(self.model_fn(key), graph=False)[1]), key)
       leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -103,14 +105,14 @@ class Recipe:
               f"config.init.others.{name}. Adapt other parts of the model. Or train without an adapter first, "
               "and give that run as config.init.checkpoint."
             )
-      if self.config.optimizer.param_groups:
-        param_groups.check(self.config, shapes, never=never)
+      if rules:
+        param_groups.check(self.config, shapes, never=never, part=self.loss.part)
     return (*param_groups.frozen_patterns(self.config), *never)
 
   @property
   def halved(self) -> tuple[str, ...]:
     """Patterns of frozen parameters that are stored in bfloat16."""
-    return param_groups.halved_patterns(self.config)
+    return (*param_groups.halved_patterns(self.config), *self.config.init.halved_patterns)
 
   @property
   def _never_trained(self) -> tuple[str, ...]:
@@ -251,6 +253,9 @@ def make(config: Config) -> Recipe:
       "(config.model.share_layers) and have one rate. Give --config.optimizer.layer_decay=1.0."
     )
   _check_fisher(config)
+  if losses.has_teacher(config):
+    of_teachers: Any = loss
+    of_teachers.check_lengths(lengths(config))
   layers = config.model.deepest_stack
   tx, schedule = optimizers.make_optimizer(
     config.optimizer, config.train.steps, num_layers=layers, schedule=schedules.of_run(config)
@@ -291,10 +296,6 @@ def _check_fisher(config: Config) -> None:
 # ---- Shapes ----------------------------------------------------------------------------------------------------------
 
 
-# Tasks of t2t/tasks with a corpus are named CORPUS_OBJECTIVE, with one of these.
-_CORPORA = ("c4", "docs", "wikipedia")
-
-
 def task_features(config: Config) -> tuple[str, ...]:
   """Returns the features of the training task on which models depend: "targets", "inputs" if it has any, and others.
 
@@ -324,30 +325,29 @@ _BOTH, _ALONE = ("inputs", "targets"), ("targets",)
 
 def _source_features(source: SourceSpec, optional: tuple[str, ...], modules: Sequence[str]) -> tuple[str, ...]:
   """Returns `task_features` of one source; for `optional` see `feature_spec.optional_features`."""
-  both_and = lambda has: (*_BOTH, *(name for name in optional if has(name)))
+  decoder_only = optional == tuple(feature_spec.BESIDE_NEXT_TOKENS)
+  base = feature_spec.NEXT_TOKENS if decoder_only else _BOTH
+  both_and = lambda has: (*base, *(name for name in optional if has(name)))
   if source.files or not source.mixture:
     if source.objective in feature_spec.WITHOUT_INPUTS:
       return _ALONE
-    if source.objective in feature_spec.WITH_NEXT_TOKENS:
-      return feature_spec.NEXT_TOKENS
+    if decoder_only and source.objective not in feature_spec.WITH_NEXT_TOKENS:
+      return _BOTH
     return both_and(lambda name: source.objective in feature_spec.WITH_OPTIONAL[name])
   if modules and all(module.startswith("t2t.tasks.") for module in modules):
     parts = [name.strip().partition("_") for name in source.mixture.split(",")]
     are = lambda names: all(
-      corpus in _CORPORA and objective_name.startswith(names) for corpus, _, objective_name in parts
+      corpus in feature_spec.CORPORA and objective_name.startswith(names) for corpus, _, objective_name in parts
     )
-    if optional:  # an encoder always reads inputs, even of a task without them
+    # An encoder always reads inputs, even of a task without them.
+    if not decoder_only or are(feature_spec.WITH_NEXT_TOKENS):
       return both_and(lambda name: are(feature_spec.WITH_OPTIONAL[name]))
-    if are(feature_spec.WITH_NEXT_TOKENS):
-      return feature_spec.NEXT_TOKENS
     return _ALONE if are(feature_spec.WITHOUT_INPUTS) else _BOTH
   from t2t.data import task_resolution
 
   output_features = task_resolution.named(source.mixture, modules=modules).output_features
-  if optional:
+  if not decoder_only or "both_ways" in output_features:
     return both_and(lambda name: name in output_features)
-  if "both_ways" in output_features:
-    return feature_spec.NEXT_TOKENS
   return _BOTH if "inputs" in output_features else _ALONE
 
 
@@ -361,7 +361,7 @@ def asks_data(config: Config) -> bool:
   alone = next((source for source in data.source_list if not source.name), SourceSpec())
   if alone.files or not alone.mixture or config.model.heads:
     return False
-  is_objective = alone.mixture in {f"{corpus}_{data.objective}" for corpus in _CORPORA}
+  is_objective = alone.mixture in {f"{corpus}_{data.objective}" for corpus in feature_spec.CORPORA}
   if losses.answered_by_heads_alone(train.loss):
     return True
   return not train.loss and not config.model.kind.is_generative and not is_objective
@@ -409,7 +409,7 @@ def share_of_text(config: Config) -> float:
 
 
 def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the shapes of a training batch's features, [batch, length]: int32, weights float32."""
+  """Returns the shapes of a training batch's features, [batch, length]: int32, weights float32; and of its logits."""
   feature_lengths = feature_spec.model_features(
     config.model.architecture,
     _task_lengths(config),
@@ -419,7 +419,10 @@ def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
   )
   rows = config.train.batch_size
   dtype = lambda name: jnp.float32 if name.endswith("loss_weights") else jnp.int32
-  return {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in feature_lengths.items()}
+  shapes = {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in feature_lengths.items()}
+  if config.distillation is None or not config.distillation.logits:
+    return shapes
+  return shapes | lazy_table.load("t2t.losses.logits_student:features")(config.distillation, rows, lengths(config))
 
 
 def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:

@@ -17,13 +17,13 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, losses
 from t2t.checkpoints import manager, rollback, verify
 from t2t.configuration import stages
 from t2t.configuration.loading import records, saved_config
 from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
-from t2t.runtime import hosts, progress
+from t2t.runtime import hosts, lazy_table, progress
 from t2t.training import grad_stats, metric_writers, nan_tracer, stage_program
 from t2t.training.callbacks import metrics as metrics_callback
 from t2t.training.callbacks import nan_policy
@@ -118,6 +118,8 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     batches = train_data.batches(
       run, mesh, num_streams=config.data.num_streams, first=stages.at(run, first), left_out=left_out
     )
+    if losses.has_teacher(config) and config.distillation.logits:
+      batches = lazy_table.load("t2t.checkpoints.logit_files:LabelledBatches")(batches, config.distillation, mesh)
     stack.callback(batches.close)
     program = programs[batches.stage].program
     verify.check(directory / str(first))

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 import jax
 
+from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
 from t2t.param_tree import Vocabulary
 from t2t.runtime import preemption, watchdog
+from t2t.training import session_clock
 from t2t.training.throughput import Throughput
 from t2t.training.train_logger import TrainLogger
 from t2t.training.train_state import TrainState
 
 if TYPE_CHECKING:
   from t2t.data.stage_iterator import StagedBatches
+
+
+PAUSED = "t2t:paused"  # name of the event in a trace of what is no training step
 
 
 class Rollback(Exception):
@@ -33,6 +38,10 @@ class Rollback(Exception):
   def __init__(self, step: int, why: str):
     super().__init__(why)
     self.step, self.why = step, why
+
+
+class Diverged(UserError):
+  """Raised on all processes alike when values that are not finite, or a loss spike, end a run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +151,7 @@ class Run:
     batches: training batches of all stages (`data.stage_iterator.StagedBatches`).
     checkpoints: of the workdir (`checkpoints.manager.Checkpoints`).
     lock: on the workdir (`checkpoints.workdir_lock`).
+    clock: wall time of this process by phase.
     vocabulary: seqio's, for the ids in the batches; None if unknown.
     key: for dropout and other random choices; each step folds in its number.
     state: after step `step`.
@@ -164,6 +174,7 @@ class Run:
   lock: Any
   vocabulary: Vocabulary | None
   stop: preemption.Steps
+  clock: session_clock.SessionClock
   watchdog: watchdog.Watchdog
   throughput: Throughput
   logger: TrainLogger
@@ -214,6 +225,7 @@ class Run:
     begins = self.batches.begins_stage
     if begins:
       self.watchdog.pause()
+      self.clock.enter(session_clock.STARTUP)
       self.stop.saving()  # opening the data takes longer than a step, and everything is saved
       self.batches.begin_stage()
     program = self.programs[self.batches.stage]
@@ -238,11 +250,12 @@ class Run:
     self.evaluates = self.is_due(self.program.stage.config.eval.every) and not self.stop.stops
 
   @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Excludes the block from the step times of throughput and watchdog."""
+  def paused(self, phase: str = session_clock.OTHER) -> Iterator[None]:
+    """Excludes the block from the step times of throughput and watchdog; `phase` is one of `session_clock.PHASES`."""
     self.throughput.pause()
     self.watchdog.pause()
-    yield
+    with self.clock.phase(phase), jax.profiler.TraceAnnotation(PAUSED):
+      yield
     self.watchdog.resume()
 
   def remark(self, step: int, text: str) -> None:
@@ -259,5 +272,7 @@ class Run:
     self.finished = True
     self.watchdog.pause()
     self.stop.saving()
-    self.checkpoints.wait()
+    with self.clock.phase(session_clock.SAVE):
+      self.checkpoints.wait()
+    self.clock.enter(session_clock.OTHER)
     self.stop.finish(lambda: self.call("on_stop"))

@@ -8,14 +8,15 @@ from typing import Any
 
 import jax
 
+from t2t import losses
 from t2t.checkpoints import initialize as starts
 from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
-from t2t.runtime import hosts, preemption, watchdog
+from t2t.runtime import hosts, lazy_table, preemption, watchdog
 from t2t.storage import gcs
 from t2t.training import callbacks as configured
-from t2t.training import ineffective, stage_program
+from t2t.training import ineffective, session_clock, stage_program
 from t2t.training.run import Callback, Rollback, Run
 from t2t.training.throughput import Throughput
 from t2t.training.train_logger import TrainLogger
@@ -33,16 +34,30 @@ def open_run(
     UserError: see `train.train`.
   """
   gcs.check(workdir, where="--workdir ")
+  folder = gcs.absolute(workdir)
+  if "hf://" in str(config.to_dict()):
+    from t2t.training import hub_pins
+
+    config = hub_pins.pinned(config, folder)
   for name, source in config.init.source_list.items():
     gcs.check(source.checkpoint, where=f"config.init.{f'others.{name}.' if name else ''}checkpoint=")
-  folder = gcs.absolute(workdir)
   starts.check(config, folder)
+  read_teachers: dict[str, Any] = {}
+  if losses.has_teacher(config):
+    from t2t.checkpoints import teachers  # few runs have teachers
+
+    config = teachers.resolved(config, folder, read_teachers)
   data = data or stage_program.from_config()
   run_stages = _resolved_stages(config, data)
   notes = ineffective.check(config, run_stages, begins=not verify.steps(folder / manager.CHECKPOINTS))
   for stage in run_stages:
     stage_program.check_scoring(stage)
   config = run_stages[-1].config
+  if losses.has_teacher(config):
+    from t2t.checkpoints import logit_files, teachers
+
+    teachers.check_vocabularies(config, data.vocabulary(config), read_teachers)
+    logit_files.check_steps(run_stages)
   hosts.check_number(config.train.num_processes)
   mesh, why_mesh = stage_program.make_mesh(run_stages)
   steps = watchdog.Watchdog(config.train.hang_timeout_factor, longest=config.train.stall_seconds)
@@ -57,6 +72,7 @@ def open_run(
     for note in notes:
       hosts.log_once(note)
     lock = stack.enter_context(workdir_lock.held(folder))
+    clock = stack.enter_context(session_clock.running(folder))
     hosts.log_once(f"{programs[-1].described}; {folder}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
     vocabulary = data.vocabulary(config)
     for program in programs:
@@ -67,7 +83,11 @@ def open_run(
     ends = [stage.end for stage in run_stages[:-1]]
     settings = config.checkpoint
     checkpoints = manager.Checkpoints(
-      folder, keep=settings.max_to_keep, ends=ends, retry_seconds=settings.retry_seconds
+      folder,
+      keep=settings.max_to_keep,
+      ends=ends,
+      retry_seconds=settings.retry_seconds,
+      host_memory_limit=round(settings.host_memory_gb * 1e9) or None,
     )
     stack.callback(checkpoints.close)
     data.check_vocabulary(config, vocabulary, folder / manager.VOCABULARY, checkpoints.latest_identity())
@@ -79,15 +99,18 @@ def open_run(
       first=stages.at(run_stages, checkpoints.latest_step() or 0),
       left_out=functools.partial(rollback.left_out, folder),
     )
+    if losses.has_teacher(config) and config.distillation.logits:
+      batches = lazy_table.load("t2t.checkpoints.logit_files:LabelledBatches")(batches, config.distillation, mesh)
     stack.callback(batches.close)
     # The number of streams determines the data order, so a resumed run needs it in the saved config.
     run_stages = [stage.with_(data={"num_streams": batches.num_streams}) for stage in run_stages]
     resolved = [json.loads(json.dumps(stage.config.to_dict())) for stage in run_stages]
     first = programs[batches.stage]
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    state, step, saved = starts.start(
-      first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
-    )
+    with clock.phase(session_clock.STARTUP if checkpoints.latest_step() is None else session_clock.RESTORE):
+      state, step, saved = starts.start(
+        first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
+      )
     if jax.process_index() == 0:
       data.keep_vocabulary(vocabulary, folder / manager.VOCABULARY)
 
@@ -107,6 +130,7 @@ def open_run(
       lock=lock,
       vocabulary=vocabulary,
       stop=stack.enter_context(preemption.after_steps()),
+      clock=clock,
       watchdog=steps,
       throughput=throughput,
       logger=logger,
@@ -146,6 +170,7 @@ def roll_back(run: Run, request: Rollback) -> None:
     UserError: there is no checkpoint, or the run was rolled back too often.
   """
   run.watchdog.pause()
+  before = run.clock.enter(session_clock.RESTORE)
   released: Any = None
   run.state = released  # the devices have no room for two states
   run.state, run.step, run.saved = rollback.go_back(
@@ -155,4 +180,5 @@ def roll_back(run: Run, request: Rollback) -> None:
   run.logger.truncate_to(run.step, run.saved)
   run.measured_step, run.saved_step, run.samples_step = None, run.step, None
   run.call("on_rollback")
+  run.clock.enter(before)
   run.watchdog.resume()

@@ -175,12 +175,11 @@ class StageProgram:
   def bytes_per_target(self) -> float:
     """UTF-8 bytes of text for each held-out target token; 0.0: the loss is not that of text, or bytes are unknown.
 
-    Sentinels and EOS are targets without bytes. An encoder's targets are single tokens between known ones, and tasks
-    have their own metrics.
+    Sentinels and EOS are targets without bytes. Targets of a masked language model are single tokens between known
+    ones, and tasks have their own metrics.
     """
     config = self.stage.config
-    is_text = config.data.is_named and config.model.kind.is_generative and self.tasks is None
-    if not is_text or config.train.loss != "cross_entropy":
+    if not (config.data.is_named and self.tasks is None and losses.is_likelihood(config)):
       return 0.0
     from t2t.data import pipeline, vocabularies
 
@@ -297,8 +296,10 @@ def _check_same(first: StageProgram, later: StageProgram) -> None:
   if name is None:
     return
   shown = lambda shape_and_dtype: f"{shape_and_dtype[0]} {shape_and_dtype[1]}" if shape_and_dtype else "missing"
+  changed = ", ".join(f"{key}={value}" for key, value in later.stage.own.items() if key.startswith("model."))
+  named = f" ({changed})" if changed else ""
   raise UserError(
     f"config.stages, {later.stage.name}: the model differs from the model of {first.stage.name} ({name} is "
-    f"{shown(new.get(name))}, it was {shown(old.get(name))}). Change only settings that keep all parameters and "
-    "their shapes."
+    f"{shown(new.get(name))}, it was {shown(old.get(name))}). Leave out the changed key of the stage"
+    f"{named}, or set it for the whole run: a stage keeps all parameters and their shapes."
   )

@@ -21,6 +21,9 @@ class Collection(Protocol[Value]):
 
   It is saved and restored with the state. `params` in its methods are the trained parameters.
 
+  A collection may also have `gradients(value, params, grads, step) -> (value, grads)`, which changes gradients before
+  the optimizer reads them. They are sums over all microbatches, with respect to `params`.
+
   Attributes:
     by_row: whether arrays are [rows of a batch, ...]: features that the loss reads and returns in each step, sharded as
       batches. Such a collection also has `evaluation_features(num_rows)`, the features before the first held-out batch.
@@ -59,12 +62,14 @@ class Collection(Protocol[Value]):
 COLLECTIONS: LazyTable[type[Collection[object]]] = LazyTable(
   {
     "carried": "t2t.training.carried_state:CarriedState",
+    "ranges": "t2t.training.activation_ranges:ActivationRanges",
     "transforms": "t2t.training.param_transforms:Transforms",
     "average": "t2t.training.weight_average:Average",
   }
 )
 _SELECTED_BY = {
   "carried": lambda config: config.model.memory_length or config.model.feed_forward_class.carried(config.model),
+  "ranges": lambda config: config.model.fake_quantization,
   "transforms": lambda config: config.optimizer.param_groups,
   "average": lambda config: config.optimizer.average,
 }
@@ -138,6 +143,19 @@ def forward(collections: Collections, values: Mapping[str, object], params: Para
   for name, collection in collections.items():
     params = _nested(collection.forward(values[name], _flat(params)))
   return params
+
+
+def gradients(
+  collections: Collections, values: Mapping[str, object], params: Params, grads: Params, step: jax.Array
+) -> tuple[dict[str, object], Params]:
+  """Returns the values and the nested gradients that the optimizer reads; see `Collection`."""
+  new_values = dict(values)
+  items: Any = collections.items()
+  for name, collection in items:
+    if hasattr(collection, "gradients"):
+      new_values[name], flat = collection.gradients(values[name], _flat(params), _flat(grads), step)
+      grads = _nested(flat)
+  return new_values, grads
 
 
 def update(

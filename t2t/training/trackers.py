@@ -148,7 +148,9 @@ def _end_with(parent: int) -> None:
   while os.getppid() == parent:
     time.sleep(1.0)
   time.sleep(BACKGROUND_SECONDS)
-  os.killpg(0, signal.SIGKILL)
+  if hasattr(os, "killpg"):
+    os.killpg(0, signal.SIGKILL)
+  os._exit(1)  # Windows has no groups of processes
 
 
 def main(source: int, output: TextIO) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t.runtime import environment
+from t2t.runtime import versions
 from t2t.storage import logs
 from t2t.training import trackers
 
@@ -101,7 +101,7 @@ class Tracking:
   def _kill(self) -> None:
     if self._child is not None and self._child.poll() is None:
       with contextlib.suppress(OSError):
-        os.killpg(self._child.pid, signal.SIGKILL)
+        os.killpg(self._child.pid, signal.SIGKILL) if hasattr(os, "killpg") else self._child.kill()
 
   def _feed(self, settings: Mapping[str, Any]) -> None:
     """Starts the other process and sends it the queued messages; runs in a thread."""
@@ -158,7 +158,7 @@ class Tracking:
 
   def _with_remedy(self, error: str) -> str:
     if error.startswith(trackers.MISSING):
-      return f"{error}; `{environment.install(self._tracker)}`"
+      return f"{error}; `{versions.install_command(self._tracker)}`"
     again = (
       f", or remove {self._workdir / NAME} to start another run there" if self._resumes and not self._opened else ""
     )

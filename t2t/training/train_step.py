@@ -9,6 +9,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from t2t import UserError, did_you_mean, sharding
 from t2t import metrics as metrics_lib
@@ -218,6 +219,7 @@ def make_train_step(
     grads, metrics, carried = compute(loss.weights(batch), state, batch_and_carried, key)
     new_collections = state_collections.with_features(collections, state.collections, carried)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
+    new_collections, grads = state_collections.gradients(collections, new_collections, state.params, grads, state.step)
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
     updates, new_opt_state = tx.update(grads, opt_state, state.params)
     params: Any = optax.apply_updates(state.params, updates)
@@ -227,11 +229,11 @@ def make_train_step(
     if skip_not_finite:
       # One scalar, from values that are reduced over all hosts for the metrics anyway.
       good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
-      params = _select(good, params, state.params)
       new_opt_state = _select(good, new_opt_state, opt_state)
       metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, unit_weight)
     new_collections, params = state_collections.update(collections, new_collections, params, state.step)
     if good is not None:
+      params = _select(good, params, state.params)
       by_row = {name: value for name, value in new_collections.items() if collections[name].by_row}
       new_collections = _select(good, new_collections, state.collections)
       # States of rows advance with the data, whose batch is consumed.
@@ -303,6 +305,9 @@ def _by_batch(x: jax.Array) -> jax.Array:
 
 def evaluated(collections: state_collections.Collections, state: TrainState) -> TrainState:
   """Returns the state with the parameters for evaluation."""
-  if not collections:
-    return state
-  return dataclasses.replace(state, params=state_collections.evaluated(collections, state.collections, state.params))
+  params = state.params
+  if isinstance(state.opt_state, optax.contrib.ScheduleFreeState):
+    from t2t.training import schedule_free  # few runs have this optimizer
+
+    params = schedule_free.evaluated(state.opt_state, params)
+  return dataclasses.replace(state, params=state_collections.evaluated(collections, state.collections, params))

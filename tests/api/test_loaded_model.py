@@ -135,8 +135,10 @@ def test_beams_are_no_positions(decoder):
 
 
 def test_a_storage_that_is_not_read_is_named():
-  with pytest.raises(UserError, match="checkpoint is s3://bucket/run: s3:// is not supported. Copy the data"):
-    t2t.load("s3://bucket/run")
+  with pytest.raises(
+    UserError, match="checkpoint is hdfs://host/run: hdfs:// is not supported. Give a local path, or one of gs://"
+  ):
+    t2t.load("hdfs://host/run")
 
 
 def test_what_is_too_long_is_cut_and_told(writer):

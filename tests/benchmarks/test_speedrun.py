@@ -7,6 +7,7 @@ import sys
 import folders
 import numpy as np
 import pytest
+from scipy import stats
 import sentencepiece
 
 sys.path.insert(0, str(folders.ROOT / "benchmarks"))
@@ -16,8 +17,6 @@ from t2t import UserError
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import pipeline, train_data, vocabularies
 from t2t.training import mesh_selection
-
-pytestmark = pytest.mark.slow
 
 WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve", "thirteen", "fourteen")
 
@@ -80,6 +79,7 @@ def test_masked_bytes_are_those_of_the_text(overrides):
   assert per_target == pytest.approx(masked / targets, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_unknown_bytes_is_refused(overrides, tmp_path):
   """WordPiece drops spaces, so the bytes of a token are unknown."""
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
@@ -104,7 +104,56 @@ def test_a_run_is_timed_and_read(overrides, tmp_path, capsys, monkeypatch):
 
   monkeypatch.setattr(speedrun.subprocess, "run", run)
   monkeypatch.setattr(speedrun, "bytes_per_target", lambda name, overrides: 2.0)
-  speedrun.main(["--seeds", "3", "--workdir", str(tmp_path), "--name", "a b", "--config.train.steps=2"])
-  row = capsys.readouterr().out.splitlines()[-1]
-  assert row.startswith("| a b | 1.5000 ± 0.5000 | 0 | `--config.train.steps=2`")
+  monkeypatch.setattr(speedrun, "share_filled", lambda workdir: 10.0 * (int(workdir.name) + 1))
+  monkeypatch.setattr(speedrun, "RECORDS", tmp_path / "records")
+  monkeypatch.setattr(speedrun.versions, "commit", lambda: "abc")
+  run_options = ["--seeds", "3", "--workdir", str(tmp_path), "--config.train.steps=2"]
+  speedrun.main([*run_options, "--name", "a b", "--record", "2026-01-02_first"])
+  row = capsys.readouterr().out.splitlines()[-2]
+  assert row.startswith("| a b | 1.5000 ± 0.5000 | 20 | 0 | `--config.train.steps=2`")
   assert [command[-2] for command in commands] == [f"--config.train.seed={seed}" for seed in range(3)]
+  record = speedrun.last_record()
+  assert record["nats_per_byte"] == [1.0, 1.5, 2.0] and record["blanks_percent"] == [10.0, 20.0, 30.0]
+  # The later runs have higher losses.
+  with pytest.raises(UserError, match=r"no record: p = 0\.9\d+ is not below 0\.05"):
+    speedrun.main([*run_options, "--record", "2026-01-03_second"])
+  assert "+100.0 % against the record 2026-01-02_first" in capsys.readouterr().out
+  assert [path.name for path in speedrun.RECORDS.iterdir()] == ["2026-01-02_first"]
+  with pytest.raises(UserError, match="exists"):
+    speedrun.main([*run_options, "--record", "2026-01-02_first"])
+
+
+def test_the_difference_is_tested_by_welch():
+  """Equal to the formula: t = difference / sqrt(sum of variance / n), degrees of freedom by Welch and Satterthwaite."""
+  ours, theirs = [1.1, 1.15, 1.12], [1.25, 1.27, 1.22, 1.26]
+  parts = [np.var(x, ddof=1) / len(x) for x in (ours, theirs)]
+  statistic = (np.mean(ours) - np.mean(theirs)) / sum(parts) ** 0.5
+  freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (ours, theirs), strict=True))
+  assert speedrun.p_value(ours, theirs) == pytest.approx(stats.t.cdf(statistic, freedom), rel=1e-9)
+  assert speedrun.p_value(theirs, ours) > 0.99
+
+
+@pytest.mark.parametrize(
+  ("prediction", "accepted"),
+  [
+    ("<extra_id_0> value<extra_id_1>", True),
+    ("<extra_id_0>Value", True),
+    ("<extra_id_0> value of<extra_id_1>", False),
+    ("<extra_id_0><extra_id_1> value", False),
+    ("value", False),
+  ],
+)
+def test_a_filling_is_the_text_of_the_first_blank(prediction, accepted):
+  assert speedrun.is_accepted(prediction, ["value", "type"]) is accepted
+
+
+def test_the_blanks_and_records_are_complete():
+  """60 different texts with one blank each; every record beats the one before, by its own figures."""
+  rows = [json.loads(line) for line in (speedrun.BENCHMARKS / "blanks.jsonl").read_text().splitlines()]
+  assert len({row["text"] for row in rows}) == len(rows) == 60
+  for row in rows:
+    assert row["text"].count("<extra_id_0>") == 1 and row["accepted"] and "" not in row["accepted"]
+  found = [json.loads(path.read_text()) for path in sorted(speedrun.RECORDS.glob("*/record.json"))]
+  for before, after in zip(found, found[1:], strict=False):
+    assert speedrun.p_value(after["nats_per_byte"], before["nats_per_byte"]) < 0.05
+    assert max(after["seconds"]) <= 240.0

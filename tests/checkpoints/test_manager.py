@@ -303,6 +303,19 @@ def test_find_says_where_it_looked(tmp_path):
       restore.checkpoint_folder(str(tmp_path / name))
 
 
+def test_a_missing_folder_names_the_nearest(tmp_path, monkeypatch):
+  """Also for a step of a workdir, as the user wrote the path; nothing if no name is similar."""
+  (tmp_path / "runs" / "tiny_bert" / "checkpoints" / "10").mkdir(parents=True)
+  (tmp_path / "runs" / "other").mkdir()
+  monkeypatch.chdir(tmp_path)
+  for below in ("", "/checkpoints/10"):
+    for begin in ("runs", f"{tmp_path}/runs"):
+      with pytest.raises(UserError, match=f"not exist; did you mean {begin}/tiny_bert{below}[?]$"):
+        restore.checkpoint_folder(f"{begin}/tiny_brt{below}")
+  with pytest.raises(UserError, match="the folder does not exist$"):
+    restore.checkpoint_folder("runs/unlike_all")
+
+
 def test_an_interrupted_save_loses_nothing(tmp_path):
   """The remains of a killed save are ignored; the earlier step is intact, and saving continues."""
   save(tmp_path, (1, None))

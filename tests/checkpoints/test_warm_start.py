@@ -26,7 +26,7 @@ from t2t.models import transformer
 from t2t.models.adapters.lora import LoraConfig
 from t2t.models.config import ENCODER_FIELDS
 from t2t.param_tree import join_frozen
-from t2t.training import optimizers, recipe, train_state
+from t2t.training import optimizers, param_groups, recipe, train_state
 
 # The checkpoints' model, and one that takes a part of it: the decoder is initialized from their encoder, without
 # cross-attention, and has more tokens. One shard of its table is beyond all of their rows.
@@ -302,6 +302,21 @@ def test_a_gemma_2_is_taken_for_both_stacks_of_a_t5gemma():
   assert all("cross_attention" in path for path in ours.keys() - taken.keys())
 
 
+def test_a_t5gemma_of_one_size_also_takes_cross_attention_from_self_attention():
+  """Zhang et al. 2025: nothing is fresh; stacks of two sizes have fresh cross-attention, which trains alone first."""
+  sizes = {name: 0 for name in ENCODER_FIELDS} | dict(num_encoder_layers=3)
+  both = dataclasses.replace(toy.KINDS["t5gemma"], **sizes)
+  alone = dataclasses.replace(both, architecture="decoder_only", num_encoder_layers=0, own_encoder_embedding=False)
+  theirs, ours = ({path: x.shape for path, x in lazy_tensors.expected(config).items()} for config in (alone, both))
+  taken = plan("X", theirs, ours, parts=load_config("t5gemma_adapt_2b_2b_ul2").init.rename).taken
+  assert taken.keys() == ours.keys()
+  crossed = {path: source for path, source in taken.items() if "cross_attention" in path}
+  assert len(crossed) == 6  # four projections and two norms
+  assert all(source == path.replace("cross_attention", "self_attention") for path, source in crossed.items())
+  unequal = records(load_config("t5gemma_adapt_9b_2b_ul2")).optimizer
+  assert {path for path in ours if not param_groups.setting(unequal, path, "from_step")} == set(crossed)
+
+
 WRONG = {
   "missing": (
     moved(heads__label=(8, 3), heads__scale=(3,)),
@@ -346,6 +361,11 @@ WRONG = {
     ["expected [32, 9], found [30, 8]. config.init.resize allows a difference in one dimension only"],
   ),
   "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "reinit=pooler."]),
+  "shape of another model": (
+    moved(pooler=(8,)),
+    {},
+    ["found [8, 8]. To train a model of the checkpoint's shape, give config.init.use_model_config=True. To start"],
+  ),
   "fresh matches nothing": (moved(), dict(fresh=("poolr",)), ["init.reinit: 'poolr' matches no", "nearest: pooler"]),
   "rows match nothing": (
     moved(),

@@ -62,9 +62,9 @@ def gcs(tmp_path_factory):
   with fake_gcs.Gcs(tmp_path_factory.mktemp("gcs")) as gcs, pytest.MonkeyPatch.context() as patch:
     for name, value in gcs.environment().items():
       patch.setenv(name, value)
-    gcs_module._client.cache_clear()
+    gcs_module.client.cache_clear()
     yield gcs
-    gcs_module._client.cache_clear()
+    gcs_module.client.cache_clear()
 
 
 PATH = "gs://bucket/run/.lock"

@@ -15,6 +15,8 @@ from t2t.commands import options
 from t2t.configuration.loading import config_names, for_architecture, load_config, override, records
 from t2t.configuration.renamed_keys import with_current_keys
 from t2t.configuration.schema import FIRST, OPTIONAL
+from t2t.losses import distillation
+from t2t.runtime import exit_codes, preemption
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
@@ -35,6 +37,10 @@ FAMILIES = {
   "ettin": tuple(
     f"{side}_{size}" for side in ("encoder", "decoder") for size in ("17m", "32m", "68m", "150m", "400m", "1b")
   ),
+  "eurobert": ("210m", "610m", "2_1b"),
+  "neobert": ("base",),
+  "mdlm": ("small",),
+  "llada": ("8b",),
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
   "dapt": ("domain", "task"),
@@ -55,8 +61,15 @@ FAMILIES = {
     for size in ("s_s", "b_b", "l_l", "ml_ml", "xl_xl", "2b_2b", "9b_2b", "9b_9b")
     for objective in ("ul2", "prefixlm")
   ),
+  "t5gemma_adapt": tuple(
+    f"{size}_{objective}" for size in ("2b_2b", "9b_2b", "9b_9b") for objective in ("ul2", "prefixlm")
+  ),
   "universal_transformer": ("base", "big", "adaptive_base", "adaptive_big"),
   "mobilebert": ("base", "tiny"),
+  "mobilebert_distilled": ("pretraining", "transfer"),
+  "tinybert": ("general", "task"),
+  "minilm": ("v1", "v2"),
+  "q8bert": ("docs_package", "glue", "squad"),
   "megatron_bert": ("336m", "1_3b", "3_9b"),
   "megatron_gpt": ("355m", "2_5b", "8_3b"),
   "turing_nlg": ("17b",),
@@ -91,6 +104,7 @@ FAMILIES = {
     "deberta",
     "deberta_v2",
     "deberta_v3",
+    "diffusion",
     "electra",
     "gpt",
     "llama",
@@ -124,7 +138,7 @@ FAMILIES = {
   "quick_thought": ("base", "large"),
 }
 NAMES = [f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes]
-NAMES += ["tiny", "superglue", "finetune", "t5_lm_adapt"]
+NAMES += ["tiny", "superglue", "finetune", "t5_lm_adapt", "distilbert", "distilgpt2", "distil_t5", "q8bert"]
 
 
 def loaded(*arguments):
@@ -141,9 +155,16 @@ def test_every_shipped_config_loads(name):
   """A config has its name and the default's keys, except the section of its own method."""
   config, plain = load_config(name), load_config("t5_1_1_small")
   sections = {"electra": ("electra", "deberta_v3"), "contrastive": ("simcse", "labse", "quick_thought")}
+  sections["distillation"] = ("distil", "tinybert", "minilm")
   own = {section for section, words in sections.items() if any(word in name for word in words)}
   assert set(config) == set(plain) | own
   assert all(set(config[section]) == set(values) for section, values in plain.items() if section != "stages")
+  if "distillation" in own:
+    with pytest.raises(UserError, match=r"config\.distillation\.teacher is missing"):
+      distillation.check_teacher(config)
+    with config.unlocked():
+      config.distillation.teacher = ("runs/teacher",)
+    distillation.check_teacher(config)
   assert records(config).to_dict().keys() == set(config) - (set() if config.stages else {"stages"})
 
 
@@ -385,7 +406,7 @@ def test_a_missing_config_is_told(capsys):
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
-  assert max(map(len, error.splitlines())) <= 80 and len(error) < 850
+  assert max(map(len, error.splitlines())) <= 80 and len(error) < 1_000
   found = " ".join(error.split()).partition("--help): ")[2].split(", ")
   assert {"bert_nsp_*", "labse_base", "tiny", "tiny_*"} <= set(found)
   assert t2t_main.main(["train", "--debug"]) == 2
@@ -403,6 +424,7 @@ COMMANDS = [
   *([name] for name in t2t_main.SUBCOMMANDS),
   *(["checkpoint", name] for name in ("list", "verify", "prune", "diff")),
   *(["launch", name] for name in ("tpu-vm", "gke", "slurm", "status", "logs", "stop", "delete")),
+  *(["prune", name] for name in ("layers", "heads", "neurons", "rewind")),
   ["tasks", "show"],
   ["vocab", "train"],
 ]
@@ -416,6 +438,49 @@ def test_help_has_80_columns(capsys, monkeypatch, words):
     t2t_main.main([*words, "--help"])
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) > 4 and [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("name", ["sweep", "pet", "superglue"])
+def test_help_of_commands_of_many_runs_is_short(capsys, monkeypatch, name):
+  """It begins with the common use, and refers to the help of `t2t train` for configs and keys."""
+  monkeypatch.setenv("COLUMNS", "80")
+  with pytest.raises(SystemExit):
+    t2t_main.main([name, "--help"])
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) < 70 and any(line.startswith(f"  t2t {name} --") for line in lines[:7])
+  with pytest.raises(SystemExit):
+    t2t_main.main([name, "--help", "mesh"])
+  assert "--config.mesh.fsdp=0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_ctrl_c_before_the_first_step_says_that_nothing_was_saved(steps, monkeypatch, capsys):
+  """Also for a loop that has begun and waits for the first step; not after a step."""
+
+  def train(arguments):
+    with preemption.after_steps() as loop:
+      for _ in range(steps):
+        loop.reached()
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr("t2t.commands.train.main", train)
+  assert t2t_main.main(["train"]) == exit_codes.INTERRUPTED
+  said = capsys.readouterr().err
+  assert "t2t train: interrupted" in said
+  assert ("before the first step; nothing new was saved, the same command starts again" in said) == (steps == 0)
+
+
+def test_help_of_a_section_is_the_section(capsys):
+  """Nothing else comes before the keys; the lines of all sections have 80 columns."""
+  with pytest.raises(SystemExit):
+    t2t_main.main(["train", "--help", "distillation"])
+  title, *keys = capsys.readouterr().out.splitlines()
+  assert title.startswith("keys and") and "config.distillation.teacher or .logits is set" in keys[0]
+  assert {line.split(".")[1] for line in keys if line.startswith("  --config.")} == {"distillation"}
+  with pytest.raises(SystemExit):
+    t2t_main.main(["train", "--help", "all"])
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) > 500 and [line for line in lines if len(line) > 80 and "--config." not in line] == []
 
 
 def test_help_of_every_command_is_looked_at(capsys, monkeypatch):

@@ -44,11 +44,14 @@ def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
   saved = json.loads((run / "config.json").read_text())
   assert (saved["data"]["max_train_examples"], saved["data"]["subset_seed"], saved["train"]["seed"]) == (4, 1, 1)
   assert (run / "metrics.jsonl").exists() and not (run / "checkpoints").exists()
+  assert "checkpoints " not in said.out and "held-out loss" not in said.out and (run / "report.html").exists()
 
   trained_cells = []
   train = curve.train
   monkeypatch.setattr(
-    curve, "train", lambda config, path: trained_cells.append(pathlib.Path(path)) or train(config, path)
+    curve,
+    "train",
+    lambda config, path, **named: trained_cells.append(pathlib.Path(path)) or train(config, path, **named),
   )
   assert command.main(made("--sizes=16,4", "--seeds=2")) == 0 and not trained_cells
   assert "run 4 of 4: 16 examples, seed 1: finished, table/score" in capsys.readouterr().err
@@ -69,6 +72,7 @@ def test_a_curve_is_made_and_goes_on(tmp_path, monkeypatch, capsys):
   ("options", "message"),
   [
     ((), "--sizes is missing. Give the numbers of training examples, such as --sizes 16,64,256"),
+    (("--sizes", "16", "64"), "--sizes 16 64: commas separate values, without spaces. Give --sizes 16,64."),
     (("--sizes=16,many",), "--sizes 16,many: must be numbers of at least 1 with commas, such as 16,64,256"),
     (("--sizes=0,4",), "--sizes 0,4: must be numbers of at least 1"),
     (("--sizes=4", "--seeds=0"), "--seeds 0 must be at least 1; an interval needs 2 or more"),

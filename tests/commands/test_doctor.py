@@ -6,7 +6,7 @@ import re
 import pytest
 
 from t2t import __main__ as command
-from t2t.runtime import environment, versions
+from t2t.runtime import data_packages, environment, versions
 
 
 def states(findings):
@@ -81,6 +81,19 @@ def test_a_package_of_another_version_is_named(version, said, monkeypatch):
   wrong = [each for each in environment._packages() if each.state == environment.WRONG]
   assert [each.name for each in wrong] == ["jax"] and wrong[0].found.startswith(said)
   assert wrong[0].remedy == "pip install 'jax<0.13,>=0.10.2'"
+
+
+@pytest.mark.parametrize(("is_checkout", "what"), [(True, "-e '.[data]'"), (False, "'t2t-jax[data]'")])
+def test_the_command_that_installs_an_extra_fits_the_installation(is_checkout, what, monkeypatch):
+  """Findings and errors have the same one: from a checkout, or from the package index."""
+  monkeypatch.setattr(versions, "is_checkout", lambda: is_checkout)
+  monkeypatch.setattr(environment, "_is_there", lambda module: False)
+  assert environment._extra("data").remedy == f"pip install {what}"
+  with (
+    pytest.raises(data_packages.MissingPackage, match=re.escape(f"Run `pip install {what}`")),
+    data_packages.says_what_is_missing(),
+  ):
+    raise ModuleNotFoundError(name="seqio")
 
 
 def test_the_version(capsys):

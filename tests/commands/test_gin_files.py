@@ -10,7 +10,7 @@ import t5x_files
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.commands import gin_files, options
+from t2t.commands import gin_conversion, gin_files, options
 from t2t.configuration.loading import load_config, records
 from t2t.convert import gin
 from t2t.convert.gin import param_map as gin_names
@@ -512,5 +512,5 @@ def test_a_checkpoint_of_t5x_takes_the_vocabulary_of_the_file(tmp_path, monkeypa
 
 def test_keys_at_the_end_of_a_sentence_are_translated():
   """A full stop ends the key; a longer key is another one."""
-  assert "config.train.steps is T5X's TRAIN_STEPS" in gin_files._also_called("Lower config.train.steps.", "train")
-  assert gin_files._also_called("Lower config.train.steps.of.a.source.", "train") == ""
+  assert "config.train.steps is T5X's TRAIN_STEPS" in gin_conversion.also_called("Lower config.train.steps.", "train")
+  assert gin_conversion.also_called("Lower config.train.steps.of.a.source.", "train") == ""

@@ -420,7 +420,7 @@ def test_the_server_needs_its_extra(monkeypatch, capsys):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "starlette" else find(name))
   assert command.main(["infer", "--checkpoint", "no/such/folder", "--server"]) == 2
   said = capsys.readouterr().err
-  assert 't2t infer --server needs Starlette and uvicorn. Run: pip install "t2t-jax[serve]"' in said
+  assert "t2t infer --server needs Starlette and uvicorn. Run: pip install -e '.[serve]'" in said
 
 
 @pytest.mark.exhaustive_from(14)

@@ -35,6 +35,19 @@ MODULE = """
     postprocess_fn=postprocessors.label(LABELS),
     metric_fns=[task_metrics.accuracy],
   )
+
+  def animals(dataset):
+    options = tf.constant(["red fox", "old dog"])
+    return dataset.map(lambda x: {"text": x["text"], "inputs": x["text"], "targets": options[0], "options": options})
+
+  seqio.TaskRegistry.add(
+    "animals",
+    source=seqio.FunctionDataSource(records, splits=("train", "validation"), num_input_examples={"train": 8}),
+    preprocessors=preprocessors.text_to_text(animals),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.text(),
+    metric_fns=[task_metrics.accuracy],
+  )
 """
 TEMPLATES = """
 [foxes.front]
@@ -43,15 +56,24 @@ words = {no = "n", yes = ["y", "f"]}
 [foxes.behind]
 text = "{text} {blank}"
 words = {no = "n", yes = ["y", "f"]}
+[animals.front]
+text = "{blank}: {text}"
 """
 
 
-def arguments(folder, *options):
-  (folder / "foxes.py").write_text(textwrap.dedent(MODULE))
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+  """Returns a file that registers the tasks; a process imports it once."""
+  path = tmp_path_factory.mktemp("tasks") / "foxes.py"
+  path.write_text(textwrap.dedent(MODULE))
+  return path
+
+
+def arguments(module, folder, *options):
   (folder / "foxes.toml").write_text(TEMPLATES)
   return [
     *("pet", "--config=finetune_docs_match", f"--config.init.checkpoint={trained.workdir('encoder_only')}"),
-    *("--config.data.mixture=foxes", f"--config.data.task_modules={folder / 'foxes.py'}"),
+    *("--config.data.mixture=foxes", f"--config.data.task_modules={module}"),
     *(f"--config.data.templates={folder / 'foxes.toml'}", "--config.data.inputs_length=40"),
     *("--config.data.num_streams=1", "--config.train.batch_size=8", "--config.train.steps=2", "--config.eval.every=2"),
     *("--config.checkpoint.save_interval_steps=2", "--config.eval.num_logged_samples=1", "--config.eval.batches=1"),
@@ -60,9 +82,9 @@ def arguments(folder, *options):
 
 
 @pytest.mark.exhaustive
-def test_an_ensemble_labels_and_a_classifier_learns(tmp_path):
+def test_an_ensemble_labels_and_a_classifier_learns(module, tmp_path):
   """Each template has a model in each generation; the classifier learns soft labels of all records of the split."""
-  assert command.main(arguments(tmp_path, "--generations=1")) == 0
+  assert command.main(arguments(module, tmp_path, "--generations=1")) == 0
   folder = tmp_path / "pet"
   models = {f"generation-{g}/{name}-seed0" for g in (0, 1) for name in ("front", "behind")}
   assert {str(path.relative_to(folder)) for path in folder.glob("generation-*/*-seed0")} == models
@@ -79,11 +101,35 @@ def test_an_ensemble_labels_and_a_classifier_learns(tmp_path):
   assert "foxes" in json.dumps(json.loads((folder / "eval" / "results.json").read_text()))
 
 
+@pytest.mark.exhaustive
+def test_options_of_several_tokens_are_ranked_by_an_ensemble(module, tmp_path):
+  """Models learn the tokens of the right option, and the mean of their log-probabilities ranks; no classifier."""
+  options = ["--config.data.mixture=animals", "--seeds=2"]
+  assert command.main(arguments(module, tmp_path, *options)) == 0
+  folder = tmp_path / "pet"
+  assert {path.name for path in folder.iterdir()} == {"generation-0", "eval"}
+  for seed in (0, 1):
+    saved = json.loads((folder / "generation-0" / f"front-seed{seed}" / "config.json").read_text())
+    assert saved["train"]["loss"] == "cross_entropy" and not saved["model"]["heads"]
+  found = json.loads((folder / "eval" / "results.json").read_text())["animals.validation"]
+  assert found["ensemble"] == 2 and found["n"] == 4
+  predicted = (folder / "eval" / "predictions" / "animals.validation.jsonl").read_text().splitlines()
+  assert {json.loads(line)["value"] for line in predicted} <= {"red fox", "old dog"}
+
+
+def test_generations_need_classes(module, tmp_path, capsys):
+  options = ["--config.data.mixture=animals", "--seeds=2", "--generations=1"]
+  assert command.main(arguments(module, tmp_path, *options)) == 2
+  assert "--generations 1:" in (error := capsys.readouterr().err) and "[animals.front] has other words" in error
+  assert not (tmp_path / "pet").exists()
+
+
 @pytest.mark.parametrize(
   ("option", "message"),
   [
     ("--seeds=0", "--seeds 0 must be at least 1"),
     ("--config.data.templates=", "config.data.templates is empty"),
+    ("--config.data.templates=none.toml", "config.data.templates=none.toml: no such file"),
     ("--workdir=", "--workdir is missing"),
   ],
 )

@@ -9,7 +9,7 @@ import pytest
 import t2t
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.commands import options
+from t2t.commands import keys_help
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.configuration.schema import OPTIONAL, SECTIONS
@@ -84,7 +84,7 @@ def test_every_option_with_a_fraction_is_checked():
 def _number_keys():
   """Yields numeric keys with their types."""
   sections = SECTIONS | dict(OPTIONAL)
-  for section, values in options.keys_by_section().items():
+  for section, values in keys_help.keys_by_section().items():
     kinds = {field.name: field.type for field in dataclasses.fields(sections[section])}
     for key, value in values.items():
       if kinds.get(key) in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):

@@ -308,11 +308,11 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
     ([], "the checkpoint and the output folder are missing"),
     (["{hf}"], "the output folder is missing"),
     (["{hf}", "{out}", "{out}"], "{out}: too many paths. Give one checkpoint and one output folder"),
-    (["--from=torch", "{hf}", "{out}"], "--from torch: unknown kind. Give one of: hf, peft, t5x, t2t"),
+    (["--from=torch", "{hf}", "{out}"], "--from torch: unknown kind. Give one of: hf, peft, t5x, t2t, int8"),
     (["--from=t5", "{hf}", "{out}"], "did you mean t5x?"),
     (
       ["--from", "{hf}", "--to", "{out}"],
-      "unknown kind. Give one of: hf, peft, t5x, t2t. Give the kind before the path: --from KIND {hf}",
+      "unknown kind. Give one of: hf, peft, t5x, t2t, int8. Give the kind before the path: --from KIND {hf}",
     ),
     (["--to=flax", "{hf}", "{out}"], "--to flax: unknown kind. Give one of:"),
     (["--to=t5x", "{hf}", "{out}"], "t2t cannot write T5X checkpoints"),

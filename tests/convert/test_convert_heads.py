@@ -17,7 +17,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.convert import encoders, hf_heads, huggingface
 from t2t.data.objectives import nsp_sop
 from t2t.evaluation import methods
-from t2t.models import presets
+from t2t.models import bert_variants, presets
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.training import recipe
 
@@ -139,7 +139,7 @@ BODIES = {
   "DistilBert": presets.bert("base") | ENCODER | dict(segment_types=0),
   "Electra": presets.electra("base") | ENCODER | dict(heads=()),
   "ModernBert": presets.modern_bert("base") | ENCODER,
-  "DebertaV2": presets.deberta_v3("base") | ENCODER | dict(vocabulary_head=False),
+  "DebertaV2": bert_variants.deberta_v3("base") | ENCODER | dict(vocabulary_head=False),
   "GPT2": presets.gpt2("small") | DECODER,
   "Llama": presets.llama2("7b") | DECODER,
 }

@@ -25,7 +25,7 @@ from t2t import UserError
 from t2t.checkpoints import tensor_writer
 from t2t.convert import atomic_output, hf_mappings, huggingface, lazy_tensors, safetensors
 from t2t.convert import hf_config as settings_lib
-from t2t.models import presets
+from t2t.models import bert_variants, llama_encoders, presets
 from t2t.models.architecture import real_positions
 from t2t.models.config import TransformerConfig
 
@@ -275,7 +275,7 @@ PUBLISHED = {
       pos_att_type="c2p|p2c", position_biased_input=False, max_relative_positions=-1, padding_idx=0, pad_token_id=0
     )
     | dict(pooler_dropout=0, pooler_hidden_act="gelu", pooler_hidden_size=768, max_position_embeddings=512),
-    presets.deberta("base") | _NO_DECODER,
+    bert_variants.deberta("base") | _NO_DECODER,
   ),
   "microsoft/deberta-v2-xlarge": (
     _BERT
@@ -286,20 +286,33 @@ PUBLISHED = {
     | dict(
       share_att_key=True, conv_kernel_size=3, conv_act="gelu", attention_head_size=64, max_position_embeddings=512
     ),
-    presets.deberta_v2("xlarge") | _NO_DECODER,
+    bert_variants.deberta_v2("xlarge") | _NO_DECODER,
   ),
   "microsoft/deberta-v3-base": (
     _BERT
     | dict(model_type="deberta-v2", vocab_size=128100, type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=True)
     | dict(pos_att_type="p2c|c2p", position_biased_input=False, max_relative_positions=-1, position_buckets=256)
     | dict(share_att_key=True, norm_rel_ebd="layer_norm", max_position_embeddings=512),
-    presets.deberta_v3("base") | _NO_DECODER,
+    bert_variants.deberta_v3("base") | _NO_DECODER,
   ),
   "answerdotai/ModernBERT-base": (
     dict(model_type="modernbert", vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12)
     | dict(intermediate_size=1152, global_attn_every_n_layers=3, global_rope_theta=160000.0, local_attention=128)
     | dict(local_rope_theta=10000.0, norm_eps=1e-5, hidden_activation="gelu", max_position_embeddings=8192),
     presets.modern_bert("base"),
+  ),
+  "jhu-clsp/ettin-decoder-150m": (
+    dict(model_type="modernbert-decoder", vocab_size=50368, hidden_size=768, num_hidden_layers=22)
+    | dict(num_attention_heads=12, intermediate_size=1152, global_attn_every_n_layers=3, global_rope_theta=160000.0)
+    | dict(local_attention=128, local_rope_theta=160000.0, norm_eps=1e-5, hidden_activation="gelu"),
+    presets.ettin("decoder_150m") | {"local_rotary_base": 160_000.0},
+  ),
+  "EuroBERT/EuroBERT-610m": (
+    _LLAMA
+    | dict(model_type="eurobert", vocab_size=128256, hidden_size=1152, intermediate_size=4096, num_hidden_layers=26)
+    | dict(num_attention_heads=18, num_key_value_heads=6, head_dim=64, max_position_embeddings=8192)
+    | dict(rope_theta=250000.0, mask_token_id=128002),
+    llama_encoders.eurobert("610m"),
   ),
   "gpt2": (
     dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024, n_ctx=1024)

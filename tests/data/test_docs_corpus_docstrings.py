@@ -136,6 +136,28 @@ def test_which_package_it_is_of(installed):
     assert each["inputs_pretokenized"].decode().startswith("docs package summary: Return the value of")
 
 
+def test_a_word_of_the_summary_is_blanked():
+  """The longest word that both parts have, as the docstring shows; none if they share no word of five letters."""
+  body = "The calendar of some month begins on its first day, and ends on its last."
+  blanked = docstrings.blanked("Return the calendar of a month.", body)
+  assert blanked == ("Return the @placeholder of a month.", "calendar", [4])
+  assert body[4:].startswith("calendar") and docstrings.blanked("Add a to b.", "The sum of a and b, or a.") is None
+  assert docstrings.blanked("Finds items.", "An item of the itemset is returned.") is None  # whole words only
+
+
+def test_cloze_and_punctuation(installed):
+  """A span answers each question, and tags of words give the marks that were removed."""
+  for each in examples("docs_cloze"):
+    (start, *_), (text, *_) = each["answer_starts"], each["answer_texts"]
+    assert each["context"].decode()[start:].startswith(text.decode()) and b"@placeholder" in each["question"]
+  record = {"summary": ["Adds terms."], "body": ['If empty, "zero"! (b) -- Then']}
+  (found,) = docstrings.punctuation(tf.data.Dataset.from_tensor_slices(record)).as_numpy_iterator()
+  assert [word.decode() for word in found["words"]] == ["adds", "terms", "if", "empty", "zero", "b", "then"]
+  assert [docstrings.PUNCTUATION[tag] for tag in found["tags"]] == ["O", "B-stop", "O", "B-comma", "B-stop", "O", "O"]
+  tagged = examples("docs_punctuation")
+  assert len(tagged) == 40 and tagged[0]["targets_pretokenized"].decode().startswith("stop: 10; ")
+
+
 @pytest.mark.slow
 def test_splits_have_nothing_in_common(installed):
   """Wrong summaries of held-out docstrings are also held out."""

@@ -93,13 +93,14 @@ OBJECTIVES = {
   "ul2": "encoder_decoder",
   "causal_lm": "decoder_only",
   "masked_lm": "encoder_only",
+  "masked_diffusion": "encoder_only",
 }
 
 
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("objective", "pack"),
-  [("span_corruption", True), ("ul2", True), ("causal_lm", False), ("masked_lm", True)],
+  [("span_corruption", True), ("ul2", True), ("causal_lm", False), ("masked_lm", True), ("masked_diffusion", False)],
 )
 def test_stopped_after_every_step(files, objective, pack):
   data = dataclasses.replace(files, objective=objective, pack=pack)

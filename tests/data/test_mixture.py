@@ -416,7 +416,7 @@ def test_a_config_is_typed_and_saved():
   assert recipe.task_features(config) == ("inputs", "targets")
   saved = json.loads(json.dumps(config.to_dict()))
   assert DataConfig(**saved["data"]) == dataclasses.replace(
-    config.data, **{key: saved["data"][key] for key in ("task_modules", "template_names")}
+    config.data, **{key: saved["data"][key] for key in ("task_modules", "template_names", "hub_revisions")}
   )
 
 

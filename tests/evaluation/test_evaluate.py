@@ -206,7 +206,7 @@ def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd
   logger = train_logger.TrainLogger(epath.Path(tmp_path), num_steps=1, start=0, unwritten={})
   run = types.SimpleNamespace(logger=logger, workdir=epath.Path(tmp_path), step=1)
   capfd.readouterr()  # output of the fixture that trains the model
-  callback._log_tasks(run, both.run(params))
+  callback._log_tasks(run, both.run(params), {})
   logger.close()
   said = "".join(capfd.readouterr())
   assert re.search(r"odd_label accuracy [0-9.]+ %", said) and re.search(r"odd_likelihood likelihood -[0-9.]+\s", said)
@@ -402,6 +402,87 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
     evaluated = json.loads((tmp_path / task / "results.json").read_text())[f"super_glue_{task}.validation"]
     assert evaluated["metrics"] == pytest.approx(record["metrics"])
     assert evaluated["checkpoint"] == record["checkpoint"]
+
+
+TEMPLATES = """
+[super_glue_cb.front]
+text = "{blank}: {premise} {hypothesis}"
+words = {entailment = "yes", contradiction = "no", neutral = "maybe"}
+[super_glue_cb.behind]
+text = "{premise} {hypothesis}? {blank}"
+words = {entailment = "yes", contradiction = "no", neutral = "maybe"}
+[super_glue_cb.bare]
+text = "{hypothesis} {blank}"
+words = {entailment = "yes", contradiction = "no", neutral = "maybe"}
+[super_glue_rte.only]
+text = "{premise} {hypothesis}? {blank}"
+words = {entailment = "yes", not_entailment = "no"}
+"""
+
+
+@pytest.mark.exhaustive
+def test_superglue_with_several_templates(superglue_folder, tmp_path, capsys):
+  """The mean over templates selects the step, each template is evaluated, and the majority is submitted."""
+  (tmp_path / "templates.toml").write_text(TEMPLATES)
+  arguments = ["superglue", f"--checkpoint={trained.workdir('decoder_only')}", f"--workdir={tmp_path}"]
+  arguments += [f"--config.data.benchmark_dirs.superglue={superglue_folder}", "--config.data.mixture=super_glue_cb"]
+  arguments += [f"--config.data.templates={tmp_path / 'templates.toml'}", "--config.eval.method=rank"]
+  arguments += ["--config.data.inputs_length=56", "--config.data.targets_length=24", "--config.train.batch_size=8"]
+  arguments += ["--config.data.num_streams=1", "--config.eval.batches=1", "--config.eval.num_logged_samples=0"]
+  arguments += ["--config.train.steps=2", "--config.eval.every=1", "--config.checkpoint.save_interval_steps=1"]
+  assert command.main(arguments) == 0
+  out = capsys.readouterr().out
+  metrics = tmp_path / "finetune" / "metrics.jsonl"
+  names = [f"super_glue_cb.{name}" for name in ("front", "behind", "bare")]
+  of_templates = [metric_writers.read_metrics(metrics, f"eval/{name}/score") for name in names]
+  means = metric_writers.read_metrics(metrics, "eval/super_glue_cb/score")
+  assert means == pytest.approx({step: np.mean([scores[step] for scores in of_templates]) for step in (1, 2)})
+  best = max(means, key=means.get)  # the first of equal scores
+  found = json.loads((tmp_path / "results.json").read_text())
+  spread = found["super_glue_cb.validation"]
+  assert spread["variants"] == names and spread["score"] == pytest.approx(means[best], abs=1e-3)
+  assert spread["checkpoint"] == found[f"{names[0]}.validation"]["checkpoint"]
+  assert spread["checkpoint"].endswith(f"/{best}")
+  values = [found[f"{name}.validation"]["metrics"]["accuracy"] for name in names]
+  assert spread["standard_deviations"]["accuracy"] == pytest.approx(np.std(values, ddof=1))
+  assert f"sd {np.std(values, ddof=1):.2f}" in out and "majority       super_glue_cb." in out
+  predicted = [
+    [json.loads(line)["value"] for line in (tmp_path / "predictions" / f"{name}.test.jsonl").read_text().splitlines()]
+    for name in names
+  ]
+  with zipfile.ZipFile(tmp_path / "super_glue.zip") as archive:
+    submitted = [json.loads(line)["label"] for line in archive.read("CB.jsonl").splitlines()]
+  labels = ("entailment", "contradiction", "neutral")
+  for of_example, label in zip(zip(*predicted, strict=True), submitted, strict=True):
+    votes = [of_example.count(labels.index(label)), max(map(of_example.count, of_example))]
+    assert votes[0] == votes[1]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_a_majority_decides_and_the_best_template_breaks_ties(order, tmp_path):
+  """Votes do not depend on the order of templates; between equal numbers the highest validation score decides."""
+  values = ([1, 0, {"a": 1}], [1, 1, {"a": 2}], [0, 2, {"a": 2}])
+  scores = (10.0, 30.0, 20.0)
+  answer = lambda value: results.Answer({}, "", value, None, 0.0)
+  made = [
+    results.Result(f"t.{i}", split, metrics, [answer(x) for x in values[i]], base="t")
+    for i in order
+    for split, metrics in (("validation", {"accuracy": scores[i]}), ("test", {}))
+  ]
+  of_task = results.by_task(made)["t"]
+  assert [result.task for result in of_task] == ["t.1", "t.2", "t.0"]
+  assert [x.value for x in results.majority(of_task)] == [1, 1, {"a": 2}]
+
+
+def test_unparseable_answers_have_no_vote():
+  answer = lambda value, parseable: results.Answer({}, "", value, None, 0.0, parseable=parseable)
+  rows = [
+    [answer(-1, False), answer(-1, False)],
+    [answer(-1, False), answer(-1, False)],
+    [answer(1, True), answer(-1, False)],
+  ]
+  chosen = results.majority([results.Result(f"t.{i}", "test", {}, row) for i, row in enumerate(rows)])
+  assert [x.value for x in chosen] == [1, -1]
 
 
 @pytest.mark.exhaustive

@@ -106,7 +106,9 @@ def test_unknown_decoders_are_refused():
   """The message has the nearest name; a model without a decoder has none to ask."""
   with pytest.raises(
     UserError,
-    match=re.escape("config.model.decoder='autoregresive': unknown value. Known values: autoregressive, speculative; "),
+    match=re.escape(
+      "config.model.decoder='autoregresive': unknown value. Known values: autoregressive, speculative, unmask; "
+    ),
   ):
     dataclasses.replace(toy.KINDS["gpt2"], decoder="autoregresive")
   with pytest.raises(UserError, match="an encoder-only model cannot generate text"):

@@ -3,14 +3,16 @@
 import dataclasses
 import types
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import toy
 
 from t2t import UserError
-from t2t.losses import adapet, head_losses
+from t2t.losses import adapet, head_losses, heads_and_mlm
 from t2t.models.config import HeadConfig
 
 HEAD = HeadConfig("nli_cloze", 2, "cloze", labels=("no", "yes"), words=((5, 7), (9,)))
@@ -99,6 +101,65 @@ def test_terms(case):
   np.testing.assert_allclose(terms["nli_cloze_conditioning"], 0.5 * mean.total / mean.weight, rtol=1e-5)
   evaluated, _ = measured(model, batch, weights, key=None, train=False)
   assert set(evaluated) == {"nli_cloze"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measured", [loss(), heads_and_mlm.HeadsAndMlm(MODEL, None)], ids=["adapet", "heads_and_mlm"])
+def test_every_term_falls(measured):
+  """Forty steps on texts whose last token decides the class lower each term, and predict the classes."""
+  random = np.random.default_rng(0)
+  labels = np.arange(16) % 2
+  tokens = np.stack([[1, MASK, *random.integers(10, 14, 3), 20 + label, 20 + label, 2] for label in labels])
+  answers = (tokens == MASK).astype(np.int32)
+  batch = {
+    "encoder_input_tokens": tokens,
+    "encoder_token_types": np.zeros_like(tokens),
+    "encoder_answer_heads": answers,
+    "encoder_answer_targets": answers * labels[:, None],
+  }
+  batch = {name: jnp.asarray(x, jnp.int32) for name, x in batch.items()}
+  graphdef, params = toy.split(toy.model(MODEL))
+  weights, optimizer = measured.weights(batch), optax.adam(3e-3)
+
+  @jax.jit
+  def step(params, state, key):
+    def summed(params):
+      terms, metrics = measured(nnx.merge(graphdef, params), batch, weights, key=key, train=True)
+      return sum(terms.values()), (terms, metrics["accuracy"])
+
+    grads, (terms, accuracy) = jax.grad(summed, has_aux=True)(params)
+    updates, state = optimizer.update(grads, state)
+    return optax.apply_updates(params, updates), state, terms, accuracy.total / accuracy.weight
+
+  state, history = optimizer.init(params), []
+  for number in range(40):
+    params, state, terms, accuracy = step(params, state, jax.random.key(number))
+    history.append({name: float(x) for name, x in terms.items()})
+  for name in history[0]:
+    of_term = [terms[name] for terms in history]
+    assert 0 < np.mean(of_term[-5:]) < 0.8 * np.mean(of_term[:5]), name
+  assert accuracy == 1
+
+
+def test_masked_tokens_beside_heads(case, monkeypatch):
+  """The term has the texts with masks at ordinary tokens; the blank stays, and heads have the loss that they had."""
+  model, batch = case
+  measured, read = heads_and_mlm.HeadsAndMlm(MODEL, None), []
+  hidden_states = type(model).hidden_states
+  monkeypatch.setattr(
+    type(model), "hidden_states", lambda self, b, **how: read.append(b) or hidden_states(self, b, **how)
+  )
+  weights = measured.weights(batch)
+  for number in range(8):
+    terms, metrics = measured(model, batch, weights, key=jax.random.key(number), train=True)
+    assert set(terms) == {"nli_cloze", "mlm"} and terms["mlm"] > 0
+    np.testing.assert_allclose(terms["mlm"], metrics["mlm_loss"].total / metrics["mlm_loss"].weight, rtol=1e-5)
+  plain, _ = head_losses.HeadLosses(MODEL, None)(model, batch, weights, key=None, train=False)
+  evaluated, _ = measured(model, batch, weights, key=None, train=False)
+  assert set(evaluated) == {"nli_cloze"} and evaluated["nli_cloze"] == plain["nli_cloze"]
+  changed = np.stack([x["encoder_input_tokens"] != batch["encoder_input_tokens"] for x in read[1:16:2]])
+  ordinary = [[0, 1, 1, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0]]
+  assert changed.any() and not (changed & ~np.array(ordinary, bool)).any() and (changed.sum(axis=2) <= 1).all()
 
 
 @pytest.mark.parametrize(

@@ -432,7 +432,7 @@ def test_triton_is_asked_for(monkeypatch):
   assert chosen("gpu", requested="triton", compute_capability="7.5").startswith("plain (compute capability 7.5")
   assert chosen("gpu", requested="triton", dropout="each") == "plain (dropout of probabilities)"
   monkeypatch.setattr(gpu, "has_triton", lambda: False)
-  assert chosen("gpu", requested="triton") == "plain (Tokamax is not installed: pip install 't2t-jax[tokamax]')"
+  assert chosen("gpu", requested="triton") == "plain (Tokamax is not installed: pip install -e '.[tokamax]')"
 
 
 def test_an_unknown_kernel():

@@ -335,7 +335,7 @@ def run(tmp_path_factory):
   return base, workdir
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   """From a checkpoint; evaluation, generation and conversion then read merged plain matrices."""
   base, workdir = run

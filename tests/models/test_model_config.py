@@ -7,7 +7,7 @@ import toy
 
 from t2t import UserError
 from t2t.configuration.loading import load_config, override
-from t2t.models import presets, transformer
+from t2t.models import bert_variants, diffusion_presets, llama_encoders, presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
 
@@ -76,6 +76,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("llama3", "1_405b", 405_853_388_800),
     ("llama3", "2_1b", 1_235_814_400),
     ("llama3", "2_3b", 3_212_749_824),
+    ("llada", "8b", 8_015_581_184),
+    ("mdlm", "small", 162_150_144),
     ("qwen2", "0_5b", 494_032_768),
     ("qwen2", "1_5b", 1_543_714_304),
     ("qwen2", "3b", 3_085_938_688),
@@ -149,6 +151,11 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     # Charpentier & Samuel 2024, without each layer's attention gate, a matrix of the model's width squared.
     ("gpt_bert", "small", 30e6 - 12 * 384**2),
     ("gpt_bert", "base", 119e6 - 12 * 768**2),
+    # Boizard et al. 2025, whose names count one of the two embeddings; Le Breton et al. 2025.
+    ("eurobert", "210m", 210e6 + 128_256 * 768),
+    ("eurobert", "610m", 610e6 + 128_256 * 1_152),
+    ("eurobert", "2_1b", 2.1e9 + 128_256 * 2_304),
+    ("neobert", "base", 250e6),
   ],
 )
 def test_parameter_counts_are_about_those_of_papers(family, size, published):
@@ -156,8 +163,14 @@ def test_parameter_counts_are_about_those_of_papers(family, size, published):
   assert count(family, size) == pytest.approx(published, rel=0.02)
 
 
+def of_family(family):
+  """Returns the function of a family, from the module that has it."""
+  modules = (presets, bert_variants, llama_encoders, diffusion_presets)
+  return next(getattr(module, family) for module in modules if hasattr(module, family))
+
+
 def count(family, size):
-  config = TransformerConfig(**getattr(presets, family)(size))
+  config = TransformerConfig(**of_family(family)(size))
   shapes = jax.eval_shape(lambda: nnx.split(transformer.build(config, nnx.Rngs(0)), graph=False)[1])
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
@@ -254,7 +267,7 @@ def test_a_field_out_of_range_is_refused(fields, message):
 def test_an_unknown_size_is_refused(family):
   """The message has the known sizes."""
   with pytest.raises(UserError, match="unknown size 'giant'. Known values:"):
-    getattr(presets, family)("giant")
+    of_family(family)("giant")
 
 
 def test_a_misspelt_size_is_recognised():

@@ -39,11 +39,12 @@ def pair(request, tmp_path_factory):
   return dataclasses.replace(pair, places={name: x for name, x in pair.places.items() if name != bart.LOGITS_BIAS})
 
 
-@pytest.fixture(
-  scope="module", params=[((37, 23, 40), (12, 35, 30), (40, 39)), ((5, 9, 1), (3, 1, 6), (9, 7))], ids=["long", "short"]
-)
+BATCHES = {"long": ((37, 23, 40), (12, 35, 30), (40, 39)), "short": ((5, 9, 1), (3, 1, 6), (9, 7))}
+
+
+@pytest.fixture(scope="module", params=list(BATCHES))
 def batch(request):
-  inputs, targets, padded_to = request.param
+  inputs, targets, padded_to = BATCHES[request.param]
   return toy.batch(inputs, targets, padded_to=padded_to)
 
 
@@ -56,6 +57,7 @@ def test_encoder_output_and_logits_are_theirs(pair, batch):
   parity.assert_same_logits(pair, batch, parity.of_both_sides)
 
 
+@parity.GRADIENT_BATCHES
 def test_loss_and_gradients_are_theirs(pair, batch):
   """The mean loss over real targets, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch, parity.of_both_sides)

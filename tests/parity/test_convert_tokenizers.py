@@ -19,7 +19,7 @@ import tokenizers
 
 import t2t
 from t2t.convert import huggingface
-from t2t.data import head_examples, vocabularies
+from t2t.data import head_examples, vocabularies, vocabulary_classes
 from t2t.data.vocabularies import training
 from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
@@ -235,7 +235,7 @@ def test_their_special_ids_are_ours(case):
   config = json.loads((folder / "config.json").read_text())
   assert tokenizer.pad_token_id == config["pad_token_id"] == vocabulary.pad_id
   assert tokenizer.eos_token_id == config["eos_token_id"] == vocabulary.eos_id
-  if vocabulary.extra_ids and not hasattr(vocabulary, "_byte_size"):
+  if vocabulary.extra_ids and not vocabulary_classes.is_bytes(vocabulary):
     expected = vocabularies.sentinel_ids(vocabulary, vocabulary.extra_ids)
     names = [f"<extra_id_{number}>" for number in range(vocabulary.extra_ids)]
     assert tokenizer.convert_tokens_to_ids(names) == expected

@@ -1,5 +1,5 @@
-"""t2t's GPT-2, MPT (for ALiBi), Llama, Mistral, Gemma and Qwen 3 (for QK-norm) against Hugging Face's, with the same
-random weights.
+"""t2t's GPT-2, MPT (for ALiBi), Llama, Mistral, Gemma, Qwen 3 (for QK-norm) and Ettin against Hugging Face's, with the
+same random weights.
 
 Needs torch and transformers (tests/parity-requirements.txt).
 """
@@ -51,6 +51,10 @@ FAMILIES = {
   | YARN
   | dict(rotary_scaling_attention_factor=1.4, rotary_scaling_truncate=False),
   "qwen3": presets.llama3("8b") | SHAPE | dict(num_kv_heads=3, qk_norm=True, rotary_base=1e6),
+  # Global, local, local, global, local; two bases.
+  "modern_bert-decoder": presets.ettin("decoder_150m")
+  | SHAPE
+  | dict(num_heads=3, head_dim=6, num_decoder_layers=5, attention_window=4, rotary_base=900.0, local_rotary_base=70.0),
 }
 
 
@@ -59,11 +63,12 @@ def pair(request, tmp_path_factory):
   return parity.pair(TransformerConfig(**FAMILIES[request.param]), tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(
-  scope="module", params=[((30, 7), (25, 31), (31, 28)), ((5, 9, 1), (3, 1, 6), (9, 7))], ids=["long", "short"]
-)
+BATCHES = {"long": ((30, 7), (25, 31), (31, 28)), "short": ((5, 9, 1), (3, 1, 6), (9, 7))}
+
+
+@pytest.fixture(scope="module", params=list(BATCHES))
 def batch(request):
-  inputs, targets, padded_to = request.param
+  inputs, targets, padded_to = BATCHES[request.param]
   return toy.batch(inputs, targets, padded_to=padded_to, architecture="decoder_only")
 
 
@@ -72,6 +77,7 @@ def test_hidden_states_and_logits_are_theirs(pair, batch):
   parity.assert_same_logits(pair, batch)
 
 
+@parity.GRADIENT_BATCHES
 def test_loss_and_gradients_are_theirs(pair, batch):
   """The mean loss over targets after a prompt, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch)

@@ -10,7 +10,7 @@ import pytest
 import toy
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from t2t.models import disentangled, presets
+from t2t.models import bert_variants, disentangled, llama_encoders, presets
 from t2t.models.config import TransformerConfig
 
 # Sizes differ from each other, from powers of two, and from transformers' defaults.
@@ -28,26 +28,29 @@ FAMILIES = {
   "xlm-roberta": presets.roberta("base") | SHAPE | dict(max_length=40),
   "distilbert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11, heads=(SOP,)),
-  "rembert": presets.rembert("base") | SHAPE | dict(max_length=40, embedding_dim=11, output_embedding_dim=25),
-  "mobilebert": presets.mobilebert("base") | SHAPE | MOBILE | dict(max_length=40, heads=(NSP,)),
-  "mobilebert-tiny": presets.mobilebert("tiny") | SHAPE | MOBILE | dict(max_length=40),
+  "rembert": bert_variants.rembert("base") | SHAPE | dict(max_length=40, embedding_dim=11, output_embedding_dim=25),
+  "mobilebert": bert_variants.mobilebert("base") | SHAPE | MOBILE | dict(max_length=40, heads=(NSP,)),
+  "mobilebert-tiny": bert_variants.mobilebert("tiny") | SHAPE | MOBILE | dict(max_length=40),
   # Global, local, local, global, local: sequences are longer than three windows.
   "modern_bert": presets.modern_bert("base")
   | SHAPE
   | dict(num_encoder_layers=5, attention_window=4, rotary_base=9_000.0, local_rotary_base=700.0, max_length=50),
-  "deberta": presets.deberta("base") | SHAPE | EXACT | dict(max_length=40, absolute_positions=""),
-  "deberta-biased": presets.deberta("base")
+  "eurobert": llama_encoders.eurobert("610m")
+  | SHAPE
+  | dict(num_heads=6, num_kv_heads=2, max_length=50, rotary_base=900.0),
+  "deberta": bert_variants.deberta("base") | SHAPE | EXACT | dict(max_length=40, absolute_positions=""),
+  "deberta-biased": bert_variants.deberta("base")
   | SHAPE
   | EXACT
   | dict(max_length=44, segment_types=3, absolute_positions="input", disentangled_terms="content_to_position"),
-  "deberta-v2": presets.deberta_v2("xlarge")
+  "deberta-v2": bert_variants.deberta_v2("xlarge")
   | SHAPE
   | dict(max_length=40, relative_position_buckets=16, relative_position_max_distance=13, absolute_positions=""),
-  "deberta-v2-separate": presets.deberta_v2("xxlarge")
+  "deberta-v2-separate": bert_variants.deberta_v2("xxlarge")
   | SHAPE
   | EXACT
   | dict(max_length=40, share_position_projections=False, beside_first_activation="tanh", absolute_positions=""),
-  "deberta-v3": presets.deberta_v3("base")
+  "deberta-v3": bert_variants.deberta_v3("base")
   | SHAPE
   | dict(max_length=40, relative_position_buckets=24, relative_position_max_distance=40, absolute_positions=""),
 }
@@ -68,13 +71,17 @@ def pair(family, tmp_path_factory):
   return parity.pair(config, tmp_path_factory.mktemp(family), model_class=CLASSES.get(family, ""))
 
 
-@pytest.fixture(scope="module", params=[((37, 23, 40), 40), ((5, 9, 1), 11)], ids=["long", "short"])
+BATCHES = {"long": ((37, 23, 40), 40), "short": ((5, 9, 1), 11)}
+
+
+@pytest.fixture(scope="module", params=list(BATCHES))
 def batch(request, family):
-  lengths, length = request.param
+  lengths, length = BATCHES[request.param]
   made = toy.batch(lengths, (1,) * len(lengths), padded_to=(length, 1), architecture="encoder_only")
   if family in PADDING:
     return parity.with_roberta_ids(made, PADDING[family])
-  if family in ("modern_bert", "distilbert") or (family.startswith("deberta") and family != "deberta-biased"):
+  untyped = ("modern_bert", "eurobert", "distilbert")
+  if family in untyped or (family.startswith("deberta") and family != "deberta-biased"):
     del made["encoder_token_types"]
   assert np.any(np.asarray(made["encoder_loss_weights"]))
   return made
@@ -94,6 +101,7 @@ def test_buckets_of_deberta_are_theirs():
   np.testing.assert_array_equal(found, expected)
 
 
+@parity.GRADIENT_BATCHES
 def test_loss_and_gradients_are_theirs(pair, batch):
   """The mean loss over masked tokens, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch)

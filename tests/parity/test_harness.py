@@ -137,6 +137,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_item_has_the_answer_of_the_hugging_face_model(name, tasks, exported, tmp_path, caplog):
   """Log-likelihoods, perplexities of texts longer than the model, and generated texts with stop strings."""
@@ -230,6 +231,7 @@ def test_long_contexts_are_counted_before_parameters_are_loaded(exported, monkey
     assert "first tokens of 1 of 2 contexts are not read: the model reads 16 tokens at once" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_the_command_ends_with_the_message_of_an_error(tasks, exported, tmp_path):
   """Runs as a process, so that the model is registered by the command itself."""
   words = command(tasks, tmp_path, "t2t", {"checkpoint": exported("bert")}, ("writing",))[1:]

@@ -21,7 +21,7 @@ import toy
 
 from t2t.convert import huggingface
 from t2t.losses import head_losses
-from t2t.models import presets, transformer
+from t2t.models import bert_variants, llama_encoders, presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
 # Sizes differ from each other, from powers of two, and from transformers' defaults.
@@ -40,13 +40,17 @@ BODIES = {
   "longformer": presets.longformer("base") | ENCODER | dict(attention_window=3),
   "distilbert": presets.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "albert": presets.albert("base") | ENCODER | dict(embedding_dim=11),
-  "rembert": presets.rembert("base") | ENCODER | dict(embedding_dim=7, output_embedding_dim=27),
-  "mobilebert": presets.mobilebert("base") | ENCODER | MOBILE,
-  "mobilebert_tiny": presets.mobilebert("tiny") | ENCODER | MOBILE,
+  "rembert": bert_variants.rembert("base") | ENCODER | dict(embedding_dim=7, output_embedding_dim=27),
+  "mobilebert": bert_variants.mobilebert("base") | ENCODER | MOBILE,
+  "mobilebert_tiny": bert_variants.mobilebert("tiny") | ENCODER | MOBILE,
   "electra": presets.electra("base") | ENCODER | dict(embedding_dim=11),
   "modern_bert": presets.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
-  "deberta": presets.deberta("base") | ENCODER | BUCKETS,
-  "deberta_v2": presets.deberta_v2("xlarge") | ENCODER | BUCKETS,
+  "eurobert": llama_encoders.eurobert("610m") | ENCODER | dict(num_kv_heads=1),
+  "ettin": presets.ettin("decoder_150m")
+  | SHAPE
+  | dict(num_decoder_layers=4, attention_window=4, local_rotary_base=7.0),
+  "deberta": bert_variants.deberta("base") | ENCODER | BUCKETS,
+  "deberta_v2": bert_variants.deberta_v2("xlarge") | ENCODER | BUCKETS,
   "gpt2": presets.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
   "mpt": presets.mpt("7b") | SHAPE | dict(num_decoder_layers=2, mlp_dim=4 * SHAPE["embed_dim"]),
   "llama": presets.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
@@ -118,6 +122,8 @@ CASES = {
   "ModernBertForMultipleChoice": Case("modern_bert", HeadConfig("choice", 1, "choice", reads="first", **MODERN_BERT)),
   "ModernBertForTokenClassification": Case("modern_bert", named("names", 5, "tag", **MODERN_BERT)),
   "ModernBertForQuestionAnswering": Case("modern_bert", HeadConfig("span", 2, "span", dropout_rate=0.2, **MODERN_BERT)),
+  "EuroBertForTokenClassification": Case("eurobert", named("names", 5, "tag")),
+  "ModernBertDecoderForSequenceClassification": Case("ettin", named("nli", 3, "class", **MODERN_BERT, **SCORE)),
   "DebertaForSequenceClassification": Case("deberta", named("nli", 3, "class", **DEBERTA, dropout_rate=0.3)),
   "DebertaForTokenClassification": Case("deberta", named("names", 5, "tag")),
   "DebertaForQuestionAnswering": Case("deberta", HeadConfig("span", 2, "span")),
@@ -146,6 +152,10 @@ CASES = {
   "Qwen3ForTokenClassification": Case("qwen3", named("names", 5, "tag", dropout_rate=0.1)),
   "Qwen3ForQuestionAnswering": Case("qwen3", HeadConfig("span", 2, "span")),
 }
+# Heads of tokens and spans are one projection of hidden states, which test_encoders.py and test_decoders_parity.py
+# compare; these bodies represent the others. The settings of Longformer's attention depend on the head.
+PROJECTED = ("bert", "longformer", "modern_bert", "gpt2")
+REPEATS = [name for name, case in CASES.items() if case.head.kind in ("tag", "span") and case.body not in PROJECTED]
 LENGTHS = (17, 5, 11, 8)  # of rows in a batch of 19 positions; for choices two examples with two candidates
 
 
@@ -197,7 +207,7 @@ def a_batch(body: str) -> transformer.Batch:
     made = parity.with_roberta_ids(made, 1)
   if body == "longformer":
     made |= {"encoder_global_tokens": jnp.asarray(np.isin(np.arange(19), (0, 2))[None] * np.ones((4, 1), np.int32))}
-  if body in ("modern_bert", "distilbert"):
+  if body in ("modern_bert", "eurobert", "distilbert"):
     del made["encoder_token_types"]
   return made
 
@@ -290,6 +300,11 @@ def asked(case, pair):
   return ASKS[found.head.kind](found, pair.theirs)
 
 
+@pytest.mark.parametrize(
+  "case",
+  [pytest.param(name, marks=[pytest.mark.exhaustive] if name in REPEATS else []) for name in CASES],
+  indirect=True,
+)
 def test_logits_loss_and_gradients_are_theirs(case, pair, asked):
   """Logits, loss (including tokens for a pre-training class), and the gradient of every parameter."""
   found = CASES[case]

@@ -54,6 +54,7 @@ def test_encoder_output_and_logits_are_theirs(pair, batch):
   parity.assert_same_logits(pair, batch, parity.of_both_sides)
 
 
+@parity.GRADIENT_BATCHES
 def test_loss_and_gradients_are_theirs(pair, batch):
   """The mean loss over real targets, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch, parity.of_both_sides)
@@ -66,6 +67,7 @@ def test_what_is_written_is_theirs(pair, num_beams):
   parity.assert_writes_the_same(pair, batch, num_beams=num_beams)
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_the_least_length_is_theirs(pair, num_beams):
   """EOS is a token with which the first text would begin."""

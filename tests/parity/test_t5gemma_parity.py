@@ -37,11 +37,12 @@ def pair(request, tmp_path_factory):
   return parity.pair(TransformerConfig(**FAMILIES[request.param]), tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(
-  scope="module", params=[((37, 23, 40), (12, 35, 30), (40, 39)), ((5, 9, 1), (3, 1, 6), (9, 7))], ids=["long", "short"]
-)
+BATCHES = {"long": ((37, 23, 40), (12, 35, 30), (40, 39)), "short": ((5, 9, 1), (3, 1, 6), (9, 7))}
+
+
+@pytest.fixture(scope="module", params=list(BATCHES))
 def batch(request):
-  inputs, targets, padded_to = request.param
+  inputs, targets, padded_to = BATCHES[request.param]
   return toy.batch(inputs, targets, padded_to=padded_to)
 
 
@@ -62,12 +63,13 @@ def test_encoder_output_and_logits_are_theirs(pair, batch):
   parity.assert_same_logits(pair, batch, inputs)
 
 
+@parity.GRADIENT_BATCHES
 def test_loss_and_gradients_are_theirs(pair, batch):
   """The mean loss over real targets, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch, inputs)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("num_beams", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_what_is_written_is_theirs(pair, num_beams):
   """Greedy and four-beam output from the cache, longer than the window."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))

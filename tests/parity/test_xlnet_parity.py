@@ -12,14 +12,14 @@ import parity
 import pytest
 import toy
 
-from t2t.models import presets
+from t2t.models import bert_variants
 from t2t.models.config import HeadConfig, TransformerConfig
 
 torch = parity.torch
 
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3)
 SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
-CONFIG = TransformerConfig(**(presets.xlnet("base") | SHAPE))
+CONFIG = TransformerConfig(**(bert_variants.xlnet("base") | SHAPE))
 MEMORY = 7
 
 

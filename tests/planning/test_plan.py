@@ -91,7 +91,7 @@ def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
 
   def expected(yielded):
     if "both_ways" in yielded:
-      return feature_spec.NEXT_TOKENS
+      return (*feature_spec.NEXT_TOKENS, *(name for name in yielded if name == "noise_levels"))
     return ("inputs", "targets") if "inputs" in yielded else ("targets",)
 
   for objective, made in objectives.OBJECTIVES.items():

@@ -1,5 +1,7 @@
+import ast
 import dataclasses
 import html.parser
+import inspect
 import json
 import math
 import os
@@ -16,6 +18,7 @@ import trained
 from t2t import __main__ as command
 from t2t.checkpoints import workdir_lock
 from t2t.configuration.loading import load_config, records
+from t2t.losses import teacher_student
 from t2t.reports import comparison, curves, first_batches, history, page, single, written
 from t2t.reports import run as runs
 
@@ -298,6 +301,14 @@ def test_runs_are_listed(tmp_path, capsys):
     assert command.main(["runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
+    head = next(line for line in lines if "config" in line)
+    assert head.split() == ["run", "config", "step", "train", "held", "out", "written", "state"]
+    row = next(line for line in lines if "deep/running" in line).split()
+    assert row[1:4] == ["30/100", f"{2 + math.exp(-1):.4f}", "2.5000"] and row[5:] == ["s", "ago", "runs"]
+    # Numbers end where their heading does, and states begin there.
+    (line,) = (line for line in lines if "finished" in line)
+    assert line.rindex("finished") == head.index("state")
+    assert all(line[head.index(name) + len(name) - 1].isdigit() for name in ("step", "train", "held out"))
     first, second = (line.split() for line in lines if "running" in line or "finished" in line)
     assert (first[0], first[-1], second[0], second[-1]) == ("deep/running", "runs", "finished", "finished")
     assert "2.5000" in first
@@ -319,6 +330,28 @@ def test_runs_of_long_names_are_listed_with_their_state(tmp_path, capsys):
   lines = capsys.readouterr().out.splitlines()
   assert all(len(line) <= 80 for line in lines)
   assert lines[1].split()[-1] == "state" and "finished" in " ".join(lines) and "stopped" in " ".join(lines)
+
+
+def test_metrics_of_losses_have_titles_in_words(tmp_path):
+  """Every metric of a distilled run, with the head that it belongs to; unknown metrics have their name in words."""
+  source = ast.parse(inspect.getsource(teacher_student))
+  names = {name for node in ast.walk(source) for name in _yielded(node)}
+  assert {"agreement", "soft_targets", "hidden_means", "cosine"} <= names
+  titles = {name: single.title_of(name) for name in names | {"sparsity", "z_loss", "replaced", "own_loss"}}
+  assert not [title for title in titles.values() if "_" in title or title[0].islower() and title[:2] != "z-"]
+  assert all("teacher" in titles[name] for name in names) and titles["own_loss"] == "Own loss"
+  assert single.title_of("table_soft_targets") == f"{titles['soft_targets']}: table"
+  metrics = {"train/agreement": {5: 0.5}, "eval/agreement": {5: 0.5}}
+  run = dataclasses.replace(runs.read(str(made(tmp_path / "run", falling(10)))), metrics=metrics)
+  assert [picture.title for picture in single.curves_of(run, 20)] == ["Agreement with the teacher"]
+
+
+def _yielded(node):
+  """Returns the names of metrics that the generators of a loss yield."""
+  if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple | ast.Call):
+    first = (node.value.elts if isinstance(node.value, ast.Tuple) else node.value.args)[0]
+    return [x.value.strip("_") for x in ast.walk(first) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+  return []
 
 
 def test_a_score_that_is_another_metric_is_left_out(tmp_path):

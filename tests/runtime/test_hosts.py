@@ -18,10 +18,12 @@ import threading
 import time
 
 from etils import epath
+import fake_hub
 import folders
 import numpy as np
 import pytest
 import test_evaluate
+import test_token_files
 import test_train
 
 from t2t import UserError
@@ -36,6 +38,8 @@ pytestmark = pytest.mark.slow
 _CHILD = """
 import json, signal, sys
 from t2t import __main__ as command
+from t2t import data
+data.tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as in tests, see conftest.py
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # though `nohup` runs the tests
 for argv in json.loads(sys.argv[1]):
   print("$ t2t", *argv, file=sys.stderr, flush=True)
@@ -55,6 +59,14 @@ _SHORT = (
   "--config.eval.num_logged_samples=0",
 )
 _GOES_ON = ("--config.train.steps=4",)
+# Until a signal, with saves at steps that the processes agree on.
+_ENDLESS = (
+  *("--config.train.steps=100000", "--config.checkpoint.save_interval_steps=100000"),
+  "--config.checkpoint.continuous=True",
+)
+
+
+_SAME_DATA = ("--config.data.num_streams=2", "--config.train.log_every=1")
 
 
 def mesh(**sizes: int) -> tuple[str, ...]:
@@ -209,9 +221,10 @@ def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None
   assert len(list((workdir / "tensorboard").iterdir())) == 1
 
 
-def stopped(workdir: pathlib.Path, processes: Processes) -> None:
-  """Sends SIGHUP to the last process when the run in `workdir` makes steps."""
-  while not (workdir / "metrics.jsonl").exists() and processes.children[-1].poll() is None:
+def stopped(workdir: pathlib.Path, processes: Processes, *, after: int) -> None:
+  """Sends SIGHUP to the last process when the run in `workdir` has saved a step beyond `after`."""
+  saved = lambda: max(verify.steps(epath.Path(workdir / "checkpoints")), default=0)
+  while saved() <= after and processes.children[-1].poll() is None:
     time.sleep(0.1)
   processes.children[-1].send_signal(signal.SIGHUP)
 
@@ -231,23 +244,28 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
     [
       train("dcn_data", *TWO["dcn_data"], "--config.train.offload_optimizer=True", *_LOGGED),
       train("tensor", *TWO["tensor"]),
-      train("tensor", *_GOES_ON, *TWO["fsdp"]),
+      train("tensor", *_ENDLESS, *TWO["fsdp"]),
       [*commands(folder, text, module)["finetune"], *TWO["data"]],
-      train("stopped", "--config.train.steps=100000", "--config.eval.every=100000", *TWO["data"]),
       train("stuck", *stuck),
     ],
     last={1: [*train("stuck", *stuck), f"--config.data.files={tmp_path / 'pipe.txt'}"]},
     cache=tmp_path,
   )
-  stopped(folder / "stopped", processes)
+  stopped(folder / "tensor", processes, after=4)
   codes, said = processes.wait()
   assert codes == [exit_codes.LOST] * 2, "\n".join(said)
   assert_same_losses(folder / "dcn_data", alone / "one" / "train", steps=2)
   assert_told_by_the_first(folder / "dcn_data", said)
-  assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
+  for found, expected in zip(curves(folder / "tensor"), curves(alone / "one" / "train"), strict=True):
+    assert {step: found.get(step) for step in expected} == pytest.approx(expected, rel=1e-5) and 4 in found
   assert_as_alone(alone, folder)
-  saved = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
-  assert saved == max(curves(folder / "stopped")[0])
+  saved = verify.steps(epath.Path(folder / "tensor" / "checkpoints"))
+  assert max(saved) == max(curves(folder / "tensor")[0])
+  # Each save between the second step and the signal was continuous, and both processes wrote it.
+  assert len(saved) > 1
+  for step in saved:
+    files = manifest.read(epath.Path(folder / "tensor" / "checkpoints" / str(step))).files
+    assert {name.split("/")[1] for name in files if "ocdbt.process" in name} == {"ocdbt.process_0", "ocdbt.process_1"}
   assert "SIGHUP: saving after this step" in said[1] and "SIGHUP came: saving after this step" in said[0]
   assert "step 2/2" in said[0] and "step 2/2" not in said[1]
   for index in range(2):
@@ -270,6 +288,42 @@ def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
   assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
   assert_same_losses(folder / "stages", alone / "one" / "stages", steps=4)
   assert_as_alone(alone, folder)
+
+
+@pytest.mark.exhaustive
+def test_two_processes_read_the_hub_and_token_files_as_one_does(text, tmp_path, monkeypatch):
+  """The same rows, numbers of tokens and losses, from files of a hub and of token ids."""
+  monkeypatch.setenv("HF_HOME", str(tmp_path))
+  monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
+  monkeypatch.delenv("HF_TOKEN", raising=False)
+  documents = [json.loads(line)["text"] for line in (text / "validation.jsonl").read_text().splitlines()]
+  for number, part in enumerate((documents[::2], documents[1::2])):
+    np.save(tmp_path / f"{number}.npy", test_token_files.stream(part))
+    test_token_files.stream(part).tofile(tmp_path / f"{number}.bin")
+  lines = [json.dumps({"text": document}) + "\n" for document in documents * 9]
+  files = {f"train/{number}.jsonl": "".join(lines[number::3]).encode() for number in range(3)}
+  ours = "hf://datasets/ORG/text@main/train/*.jsonl"
+  data = {
+    "hub": (f"--config.data.files={ours}", "--config.data.vocabulary=bytes"),
+    "npy": (f"--config.data.files={tmp_path}/*.npy", "--config.data.vocabulary=bytes"),
+    "bin": (f"--config.data.files={tmp_path}/*.bin", "--config.data.vocabulary=bytes"),
+  }
+  data["npy"] += (f"--config.data.eval_files={tmp_path}/0.npy",)
+  data["bin"] += (f"--config.data.eval_files={tmp_path}/0.bin", "--config.data.tokens_dtype=uint16")
+  train = lambda folder, name: arguments(text, tmp_path / folder / name, *data[name], *TWO["data"], *_SAME_DATA)
+  with fake_hub.running() as hub:
+    hub.repository("datasets/ORG/text", files)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    for number, folder in ((1, "one"), (2, "two")):
+      runs = [train(folder, name) for name in data]
+      codes, said = Processes(number, 4 // number, runs, cache=tmp_path).wait()
+      assert codes == [0] * number, "\n".join(said)
+  for name in data:
+    one, two = tmp_path / "one" / name, tmp_path / "two" / name
+    tokens = [metric_writers.read_metrics(folder / "metrics.jsonl", "train/tokens") for folder in (one, two)]
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 2
+    assert curves(two) == curves(one)
+    assert first_batches.read(epath.Path(two)) == first_batches.read(epath.Path(one)) != []
 
 
 @pytest.mark.exhaustive
@@ -486,3 +540,18 @@ def test_two_processes_look_where_a_number_arose(wild, tmp_path):
   assert codes == [0, 0], logs
   assert "first place    infinity, backward, by mul at models/layers.py" in logs[0], logs
   assert "of 8, of stream" in logs[0] and "first NaN or Inf" in logs[0] and "first place" not in logs[1]
+
+
+@pytest.mark.exhaustive
+def test_a_sweep_continues_after_a_point_diverges(text, tmp_path):
+  """Both processes decide alike; the same command again trains nothing."""
+  options = ("--set=optimizer.learning_rate=0.01,1e30,0.03", "--seeds=1", "--halving=2", *mesh(data=2), *_GOES_ON)
+  made = ["sweep", *arguments(text, tmp_path / "sweep", *options)[1:]]
+  codes, logs = Processes(2, 1, [made, made], cache=tmp_path).wait()
+  assert codes == [0, 0], "".join(log[-3_000:] for log in logs)
+  rows = [json.loads(line) for line in (tmp_path / "sweep" / "sweep.jsonl").read_text().splitlines()]
+  states = {row["values"]["optimizer.learning_rate"]: row["status"] for row in rows}
+  assert states.pop(1e30) == "diverged" and sorted(states.values()) == ["finished", "halved"]
+  first, _, again = logs[0].rpartition("$ t2t")
+  assert "diverged" in first and "rung 2 of 2, run 1 of 1" in first
+  assert again.count(": finished, ") == 4 and "step 1/4" not in again

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import types
 
 from etils import epath
@@ -29,13 +30,14 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import manager, restore, verify
 from t2t.checkpoints import retry as checkpoint_retry
+from t2t.commands import eval as eval_command
 from t2t.data.sources import file_validation, text_files
 from t2t.data.vocabularies import training
 from t2t.inference import jsonl_io as read_lines
 from t2t.reports import history
 from t2t.runtime import exit_codes
 from t2t.storage import gcs as gcs_module
-from t2t.storage import lease, tfrecord
+from t2t.storage import lease, logs, tfrecord
 from t2t.storage.outage import Away
 from t2t.training import metric_writers
 from t2t.training.train_state import TrainState
@@ -94,9 +96,9 @@ def gcs(tmp_path_factory):
     gcs.write("held_out/text.jsonl", lines(documents(200)[160:]))
     model = training.train_sentencepiece(texts, size=40, output_dir=folder / "v", character_coverage=1.0)
     gcs.write("vocabulary/spiece.model", pathlib.Path(model).read_bytes())
-    gcs_module._client.cache_clear()
+    gcs_module.client.cache_clear()
     yield gcs
-    gcs_module._client.cache_clear()
+    gcs_module.client.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -367,13 +369,13 @@ def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):
   for seed in range(20):
     random.seed(seed)
     until = now[0] + gcs_module.RETRY_SECONDS - 10
-    assert gcs_module._patience()["retry"](ask)() == "it answers"
+    assert gcs_module.patience()["retry"](ask)() == "it answers"
 
 
 def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatch):
   """Its exit code allows a restart, unlike that of a missing bucket."""
-  retry = gcs_module._patience()["retry"]
-  monkeypatch.setattr(gcs_module, "_patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
+  retry = gcs_module.patience()["retry"]
+  monkeypatch.setattr(gcs_module, "patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
   gcs.faults[:] = [Fault("/b/bucket/o", dropped=True, times=10**6)]
   with pytest.raises(Away, match="config.data.files=gs://bucket/a: bucket 'bucket' cannot be reached") as away:
     gcs_module.check("gs://bucket/a", where="config.data.files=")
@@ -384,6 +386,37 @@ def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatc
     gcs_module.check("gs://gone/a", where="")
   codes = [each.value.exit_code for each in (away, unwritten, gone)]
   assert [exit_codes.goes_on(code) for code in codes] == [True, True, False]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", [{"status": 429}, {"status": 503}, {"cut": True}, {"dropped": True}])
+def test_an_outage_of_the_data_ends_a_run_with_what_launchers_start_again_at(gcs, fault, tmp_path, monkeypatch, capsys):
+  """In mid-run and with one sentence."""
+  monkeypatch.setattr(gcs_module, "RETRY_SECONDS", 1)
+  fault_of_reads = Fault("/bucket/o/text/", times=10**6, **fault)
+  trained.after_step(monkeypatch, 3, lambda: gcs.faults.append(fault_of_reads))
+  run = train("", "--config.train.steps=100000", "--config.eval.every=1000000", f"--workdir={tmp_path / 'run'}")
+  assert command.main(run) == 75
+  last = capsys.readouterr().err.strip().splitlines()[-1]
+  assert last.startswith("t2t train: error: ") and "gs://bucket/text/" in last and "cannot be read" in last
+
+
+@pytest.mark.exhaustive
+def test_a_bucket_that_is_away_for_20_seconds_loses_no_step(gcs, monkeypatch, capsys):
+  """The run continues, or stops with one sentence and the exit code of an outage; the same command resumes."""
+
+  def leave():
+    gcs.away_until = time.monotonic() + 20
+
+  trained.after_step(monkeypatch, 3, leave)
+  run = train("away", "--config.train.steps=60", "--config.checkpoint.save_interval_steps=20")
+  code = command.main(run)
+  assert code in (0, 75) and gcs.away_until > 0
+  if code:
+    assert "t2t train: error: " in capsys.readouterr().err.strip().splitlines()[-1]
+    gcs.away_until = 0.0
+    assert command.main(run) == 0
+  assert steps(gcs, "away", "train/loss")[0] == list(range(1, 61))
 
 
 @pytest.mark.exhaustive
@@ -398,12 +431,38 @@ def test_what_is_added_is_there_once(gcs):
   grows.close()
 
 
+def test_logs_of_one_folder_are_written_at_once(gcs):
+  """While an addition to one is joined, another log of the folder is written and closed; no part is left."""
+  one, two = (logs.Log(epath.Path(f"gs://bucket/logs/{name}.jsonl"), keep=bytes) for name in ("one", "two"))
+
+  def write(log, text):
+    log.add(text)
+    log.bring()
+
+  for log in (one, two):
+    write(log, b"begin\n")
+  gcs.faults[:] = [Fault("one.jsonl/compose", then=lambda: (write(two, b"two\n"), two.close()))]
+  write(one, b"one\n")
+  one.close()
+  assert (gcs.read("logs/one.jsonl"), gcs.read("logs/two.jsonl")) == (b"begin\none\n", b"begin\ntwo\n")
+  assert list(gcs.sizes("logs/")) == ["logs/one.jsonl", "logs/two.jsonl"]
+
+
 def test_an_object_that_is_not_there_is_as_a_file(gcs):
   """Without waiting: steps without metrics are missing."""
   gcs.requests.clear()
   with pytest.raises(FileNotFoundError, match="404 Not Found"):
     gcs_module.read(epath.Path("gs://bucket/gone"))
   assert verify.noted(epath.Path("gs://bucket/gone"), surely=True) == {} and len(gcs.requests) == 2
+
+
+@pytest.mark.parametrize(("saved", "of_table"), [('{"data": {"table": {"a": 1}}}', True), ('{"data": {}}', False)])
+def test_eval_reads_the_config_of_a_checkpoint_without_a_listing(gcs, saved, of_table):
+  """The bucket is listed once, when the option is checked; an outage is no config without a table."""
+  gcs.write("evaluated/config.json", saved.encode())
+  gcs.requests.clear()
+  assert eval_command._is_of_table(["--checkpoint", "gs://bucket/evaluated/checkpoints/9"]) == of_table
+  assert not any("/b/bucket/o?" in request for request, _ in gcs.requests)
 
 
 def test_an_object_that_is_gone_is_named(gcs):

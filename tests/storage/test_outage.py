@@ -11,6 +11,7 @@ import tensorstore as ts
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.data.sources import named
 from t2t.storage import gcs, outage
 
 
@@ -25,9 +26,9 @@ def nobody(monkeypatch):
     monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "x")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
     monkeypatch.setattr(gcs, "RETRY_SECONDS", 0.1)
-    gcs._client.cache_clear()
+    gcs.client.cache_clear()
     yield
-  gcs._client.cache_clear()
+  gcs.client.cache_clear()
 
 
 def listed():
@@ -105,7 +106,7 @@ def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
   def refuse(*arguments, **options):
     raise exceptions.NotFound("no such bucket")
 
-  monkeypatch.setattr(gcs, "_client", lambda: type("Client", (), {"list_blobs": refuse})())
+  monkeypatch.setattr(gcs, "client", lambda: type("Client", (), {"list_blobs": refuse})())
   with pytest.raises(UserError, match="bucket .* does not exist") as caught:
     listed()
   assert outage.reason(caught.value) is None
@@ -119,6 +120,24 @@ def test_the_command_ends_with_what_launchers_start_again_at(nobody, monkeypatch
   assert command.main(["train"]) == 75
   said = capsys.readouterr().err
   assert "t2t train: error: " in said and "Traceback" not in said and "bucket" in said
+
+
+def test_an_outage_is_one_beyond_tf_data():
+  """tf.data passes on only the text of an error, and has errors of its own client."""
+
+  def read():
+    yield 1
+    raise outage.Away("gs://bucket/a cannot be read after line 1")
+
+  with pytest.raises(tf.errors.OpError) as ours:
+    list(tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([], tf.int32)))
+  theirs = tf.errors.UnavailableError(
+    None, None, "Error executing an HTTP request: HTTP response code 503, gs://bucket/a"
+  )
+  for error in (ours.value, theirs):
+    for told in (named.in_pipeline(error, "task"), named.failure(error, "task", what="the source fails")):
+      assert told.exit_code == 75 and "\n" not in str(told) and "gs://bucket/a" in str(told)
+  assert named.failure(tf.errors.InternalError(None, None, "x"), "task", what="the source fails").exit_code == 2
 
 
 def test_other_errors_keep_their_traceback(monkeypatch):

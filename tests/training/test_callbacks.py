@@ -101,7 +101,8 @@ def test_a_callback_ends_the_run_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hook", "last"), [("on_batch", 3), ("on_step", 3), ("on_metrics", 3), ("on_step_end", 4)])
+@pytest.mark.exhaustive_from(2)
+@pytest.mark.parametrize(("hook", "last"), [("on_batch", 3), ("on_step_end", 4), ("on_step", 3), ("on_metrics", 3)])
 def test_a_run_that_a_callback_ends_is_saved_and_measured(hook, last, tmp_path):
   """With any hook: the last step has a checkpoint, and each step has its metrics."""
 
@@ -204,4 +205,4 @@ def test_each_row_of_the_table_is_a_callback():
   for table in (callbacks.CALLBACKS, callbacks.LAST):
     for name in table:
       assert issubclass(table[name], Callback), name
-  assert set(callbacks.OPTIONAL) <= set(callbacks.CALLBACKS)
+  assert set(callbacks.OPTIONAL) <= {*callbacks.CALLBACKS, *callbacks.LAST}

@@ -294,7 +294,7 @@ def test_information_that_holds_nothing_is_told():
   diagonal = {"embed": jnp.zeros((2, 3))}
   config = records(load_config("tiny_t5"))
   found = estimate_fisher.FisherInformation(diagonal, diagonal, 3, config)
-  source = types.SimpleNamespace(path="runs/old")
+  source = types.SimpleNamespace(path="runs/old", name="runs/old")
   lines = list(fisher_command._lines(found, source, "out", packed=False))
   assert "every gradient of these examples is 0, so EWC has no effect" in lines[-1] and not any(
     "anchor" in line for line in lines

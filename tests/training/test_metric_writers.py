@@ -253,6 +253,23 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
   }
 
 
+@pytest.mark.parametrize(
+  ("steps", "name"),
+  [
+    ([1, 2, 3], "each step"),
+    ([10, 20, 30, 36], "every 10 steps"),
+    ([10, 20, 25, 30], "logged steps"),
+    ([3], "one step"),
+  ],
+)
+def test_the_legend_names_the_logged_steps(steps, name):
+  import matplotlib.figure
+
+  axes = matplotlib.figure.Figure().subplots()
+  loss_curve.draw(axes, dict.fromkeys(steps, 1.0), {})
+  assert axes.get_legend_handles_labels()[1] == [f"training, {name}"]
+
+
 def test_loss_curve_is_a_picture(tmp_path):
   """Also of a run without metrics."""
   workdir = epath.Path(tmp_path)

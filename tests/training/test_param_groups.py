@@ -19,7 +19,7 @@ from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.models import transformer
 from t2t.param_tree import split_frozen
-from t2t.training import l2_sp, optimizers, param_groups, recipe
+from t2t.training import l2_sp, optimizers, param_groups, recipe, schedule_free
 
 ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure": 1.0}}
 
@@ -61,7 +61,31 @@ def test_layers_are_unfrozen_from_the_last():
   np.testing.assert_allclose(found["embed"], 1.0)  # from step 1 + 3 * 2
 
 
-ADAPTIVE = [name for name in optimizers.OPTIMIZERS if name != "sgd"]
+def test_layers_settle_from_the_first():
+  """The first layer and the embeddings have a tenth of the rate after two steps, the last layer after four."""
+  found, _ = run(".: settle_every=2", steps=5, gradient=0.1)
+  full = 1 - 0.1 * np.arange(1, 6)
+  np.testing.assert_allclose(found["heads/sure"], full, rtol=1e-6)
+  first = [0.9, 0.8, 0.79, 0.78, 0.77]
+  np.testing.assert_allclose(found["encoder/layers/up"][:, 0], first, rtol=1e-6)
+  np.testing.assert_allclose(found["embed"], first, rtol=1e-6)
+  np.testing.assert_allclose(found["encoder/layers/up"][:, 1], [*full[:4], 0.59], rtol=1e-6)
+
+
+def test_layers_of_mobilebert_settle_after_their_stage():
+  """Each stage trains one layer at the rate of the run, and the layers below at a tenth of the rate."""
+  config = load_config("mobilebert_distilled_transfer")
+  shapes = {"student/encoder/layers/up": (24, 1), "student/embed/table": (1, 1), "projections/encoder_hidden": (1, 1)}
+  rules = toy.optimizer_config(param_groups=tuple(config.optimizer.param_groups))
+  found = param_groups.settling(rules, shapes, 24)
+  ends = np.cumsum([stage["steps"] for stage in config.stages])
+  assert [stage["distillation.layers"] for stage in config.stages] == [(f"{n}:{n}",) for n in range(24)]
+  assert found.keys() == {"student/encoder/layers/up", "student/embed/table"}
+  np.testing.assert_array_equal(found["student/encoder/layers/up"], ends)
+  assert found["student/embed/table"] == ends[0]
+
+
+ADAPTIVE = [name for name in optimizers.OPTIMIZERS if name not in ("sgd", schedule_free.NAME)]  # begin late
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
@@ -212,6 +236,21 @@ def test_rules_that_do_not_fit_the_model_are_refused(rules, message):
   """Before any computation, with the nearest name or the contradicting rule."""
   with pytest.raises(UserError, match=message):
     _ = recipe.make(tiny(*rules)).freeze
+
+
+@pytest.mark.parametrize("name", ["settle_every=2", "unfreeze_every=2", "depth=0.5"])
+def test_rules_that_count_layers_refuse_layers_without_a_number(name):
+  """A shared layer has no number; experts that alternate with other layers have no own number from the bottom."""
+  config = tiny(f".: {name}")
+  check = functools.partial(param_groups.check, config, never=())
+  with pytest.raises(UserError, match="encoder/layer/mlp/up is of one layer that is used several times"):
+    check({"encoder/layer/mlp/up": (8, 8), "embed/table": (8, 8)})
+  alternating = {"encoder/layers/norm": (4, 8), "encoder/layers/mlp/moe/layers/up": (2, 8, 8)}
+  if not name.startswith("settle"):
+    return check(alternating)
+  with pytest.raises(UserError, match=r"encoder/layers/mlp/moe/layers/up is of layers that alternate"):
+    check(alternating)
+  return param_groups.check(tiny("^(?!.*/mlp/): settle_every=2"), alternating, never=())
 
 
 def test_the_key_of_old_is_a_rule():

@@ -36,6 +36,7 @@ class FakeQuantize(param_transforms.Mask):
   """Rounds to a number of steps of the largest magnitude, with a straight-through gradient."""
 
   wanted = "a number of steps"
+  mask_key = None
 
   @staticmethod
   def read(text):
@@ -215,12 +216,15 @@ def test_runs_without_collections_save_none(plain):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"optimizer.average": "emma"}, "config.optimizer.average='emma': unknown. Give one of ema; did you mean ema?"),
+    (
+      {"optimizer.average": "emma"},
+      "config.optimizer.average='emma': unknown. Give one of ema, lawa; did you mean ema?",
+    ),
     ({"optimizer.average": "ema", "optimizer.average_decay": 1.5}, "config.optimizer.average_decay=1.5 must be from"),
     ({"eval.average": True}, "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema"),
     (
       {"optimizer.param_groups": ("mlp: mask=1.5",)},
-      "'mask=1.5' is not valid. Give the fraction of each parameter that is zero, at least 0 and below 1",
+      "'mask=1.5' is not valid. Give the fraction of each matrix that is zero, at least 0 and below 1",
     ),
     ({"optimizer.param_groups": ("mlp: maks=0.5",)}, "unknown setting 'maks'. Give one of frozen"),
   ],

@@ -22,6 +22,7 @@ LOSSES = {
     {"model.embedding_dim": 16, "electra.embed_dim": 16, "electra.mlp_dim": 32, "electra.num_layers": 1},
   ),
   "contrastive": ("simcse_base", {}),
+  "diffusion": ("mdlm_small", {"data.objective": "masked_diffusion"}),
 }
 _LENGTHS = {"data.inputs_length": 16, "data.targets_length": 16, "model.max_length": 16}
 
@@ -53,6 +54,7 @@ def counted(config, *terms):
       "tokens": ids,
       "weights": np.ones(x.shape) * ("tokens" in terms),
       "ids": halves,
+      "levels": np.full(x.shape, 2**19) * ("tokens" in terms),
       "heads": first * ("heads" in terms),
       "groups": first,
       "positions": np.broadcast_to(np.arange(x.shape[1]), x.shape),

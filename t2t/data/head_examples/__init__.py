@@ -1,10 +1,22 @@
 """Examples for heads: the head that a task needs, and the features that a model with that head reads."""
 
-from t2t.data.head_examples.examples import for_heads, gathered
 from t2t.data.head_examples.feature_converter import ConvertedExample, HeadFeatureConverter
 from t2t.data.head_examples.kinds import ANSWER_FEATURES, KINDS, QuestionKind
-from t2t.data.head_examples.needs import Need, head_of, heads_of, is_answered, labels_of, need_of
 from t2t.data.special_tokens import Framing
+from t2t.runtime import data_packages
+
+# These import seqio.
+_OF_TASKS = {
+  "for_heads": "examples",
+  "gathered": "examples",
+  "Need": "needs",
+  "head_of": "needs",
+  "heads_of": "needs",
+  "is_answered": "needs",
+  "labels_of": "needs",
+  "need_of": "needs",
+}
+__getattr__ = data_packages.lazy_attributes(__name__, _OF_TASKS)
 
 __all__ = [
   "ANSWER_FEATURES",
@@ -13,12 +25,5 @@ __all__ = [
   "Framing",
   "HeadFeatureConverter",
   "QuestionKind",
-  "Need",
-  "for_heads",
-  "gathered",
-  "head_of",
-  "heads_of",
-  "is_answered",
-  "labels_of",
-  "need_of",
+  *_OF_TASKS,
 ]

@@ -1,23 +1,27 @@
 """Feature converter for heads, shared by training, evaluation and inference."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import sources
-from t2t.data.head_examples import kinds
+from t2t.data.head_examples import kinds, text_questions
 from t2t.data.head_examples.kinds import QuestionKind
 from t2t.data.head_examples.reading import Features, Reading, checked
 from t2t.data.special_tokens import Framing
 from t2t.models import crf, span_pair
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
+from t2t.param_tree import Vocabulary
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 # Features of the right answer and of training statistics; inference does not return them.
 _OF_ANSWERS = ("answer_targets", "answers", "has_answer", "inputs_uncut")
@@ -65,7 +69,7 @@ class HeadFeatureConverter:
     order: index in the head of each class of the task; empty: the same order.
   """
 
-  vocabulary: seqio.Vocabulary
+  vocabulary: Vocabulary
   architecture: str
   head: HeadConfig | None
   length: int
@@ -183,6 +187,18 @@ class HeadFeatureConverter:
         reading order, "candidates", "words", "question" and "context", "text" and "spans".
     """
     kind = self._kind_of(example)
+    if kind.read is None:
+      return self._converted_in_tensorflow(kind, example)
+    features = kind.read(example, self.reading)
+    cut = kind.cut(example, features, self.reading)
+    names = [name for name in features if name not in _OF_ANSWERS]
+    if not kind.windows:
+      return ConvertedExample({name: features[name] for name in names}, cut)
+    rows = zip(*(features[name] for name in names), strict=True)
+    return ConvertedExample({"windows": [dict(zip(names, row, strict=True)) for row in rows]}, cut)
+
+  def _converted_in_tensorflow(self, kind: QuestionKind, example: Mapping[str, Any]) -> ConvertedExample:
+    """Converts a question of a kind without a NumPy function, as a row without windows."""
     texts = {name: _tensor(x) for name, x in example.items()}
     key = kind, tuple((name, x.dtype, x.shape.rank) for name, x in texts.items())
     program = self._programs.get(key) or self._programs.setdefault(key, self._program(*key))
@@ -191,13 +207,7 @@ class HeadFeatureConverter:
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
     cut = kind.cut(texts, features, self.reading)
-    names = [name for name in kind.windows or features if name not in _OF_ANSWERS]
-    if not kind.windows:
-      return ConvertedExample({name: features[name].numpy() for name in names}, cut)
-    columns = [np.split(features[name].flat_values.numpy(), features[name].row_splits.numpy()[1:-1]) for name in names]
-    return ConvertedExample(
-      {"windows": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]}, cut
-    )
+    return ConvertedExample({name: x.numpy() for name, x in features.items() if name not in _OF_ANSWERS}, cut)
 
   @functools.cached_property
   def _programs(self) -> dict[tuple, Callable]:
@@ -217,7 +227,7 @@ class HeadFeatureConverter:
   @property
   def _kinds(self) -> list[QuestionKind]:
     head = self.head or _OF_TEXTS
-    return [kind for kind in kinds.KINDS.values() if kind.head == head.answers_as and kind.unanswered is not None]
+    return [kind for kind in kinds.KINDS.values() if kind.head == head.answers_as and (kind.read or kind.unanswered)]
 
   def _kind_of(self, example: Mapping[str, Any]) -> QuestionKind:
     return next(kind for kind in self._kinds if set(kind.question) <= set(example))
@@ -231,7 +241,7 @@ class HeadFeatureConverter:
   def most_candidates(self) -> int:
     """Maximum number of candidates that fit."""
     framing = self.reading.framing
-    return self.length // (len(framing.begin) + len(framing.between) + len(framing.end) + kinds.LEAST)
+    return self.length // (len(framing.begin) + len(framing.between) + len(framing.end) + text_questions.LEAST)
 
   def check(self, where: str) -> None:
     """Checks that `length` suffices for the head's questions.

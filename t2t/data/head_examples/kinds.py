@@ -1,22 +1,30 @@
 """Kinds of questions: each is identified by the fields of its examples and defines their features for a head."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 import dataclasses
-
-import seqio
-import tensorflow as tf
+from typing import Any
 
 from t2t import UserError
 from t2t.data import special_tokens as framing_lib
 from t2t.data import vocabularies
 from t2t.data.head_examples import mentions, span_pairs, spans, tags
 from t2t.data.head_examples.reading import Features, Reading, checked, label_of
+from t2t.data.head_examples.text_questions import (
+  LEAST,
+  joins_space,
+  read_choice,
+  read_cloze,
+  read_text,
+  too_many_candidates,
+)
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 # Per token: the token type, the index of the text, the index of the head that answers there plus 1, and its target.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
-
-LEAST = 4  # minimum tokens of a candidate and its prompt, without special tokens
-
 
 # ---- Kinds -----------------------------------------------------------------------------------------------------------
 
@@ -109,11 +117,6 @@ def _soft_class(example: Features, reading: Reading) -> Features:
   return features | {"answer_heads": heads, "answer_targets": targets, "has_answer": label_of(example) >= 0}
 
 
-def joins_space(vocabulary: seqio.Vocabulary) -> bool:
-  """Returns True if a space before a word has no token of its own."""
-  return len(vocabulary.encode(" a")) == len(vocabulary.encode("a"))
-
-
 def _score(example: Features, reading: Reading) -> Features:
   """Converts a text and its score. The target is the score's float32 bits; NaN means that no score is given."""
   value = tf.cast(example["label"], tf.float32)
@@ -144,11 +147,7 @@ def _choice(example: Features, reading: Reading) -> Features:
   room = tf.constant(reading.length)
 
   def refuse(number) -> tf.Tensor:
-    number = int(number)
-    raise UserError(
-      f"config.data.inputs_length={reading.length} is too short for an example with {number} candidates. Each "
-      f"candidate needs at least {LEAST + 4} positions. Set --config.data.inputs_length={16 * number} or more."
-    )
+    raise too_many_candidates(int(number), reading)
 
   room = checked(room, room // tf.maximum(number, 1) >= around + LEAST, refuse, number)
   shared = around + (parts.nrows(out_type=tf.int32) - 1) * len(framing.between) + tf.size(parts.flat_values)
@@ -173,7 +172,7 @@ def _choice(example: Features, reading: Reading) -> Features:
   return features | {"inputs_uncut": tf.reduce_sum(lengths), "has_answer": tf.reduce_any(right)}
 
 
-def _cut(question: Features, features: Features, reading: Reading) -> int:
+def _cut(question: Mapping[str, Any], features: Mapping[str, Any], reading: Reading) -> int:
   """Returns the number of tokens of a question that did not fit."""
   del question, reading
   return int(features["inputs_uncut"]) - len(features["inputs"])
@@ -190,8 +189,11 @@ class QuestionKind:
     number: number of classes of the head; 0: as many as options.
     windows: features of `make` that have one row per window; empty: an example is one row.
     check: (reading, the flag that sets the length, "" for the config) -> None; raises UserError if it is too small.
-    unanswered: question -> fields of an unknown answer; None: inference does not support this kind.
-    cut: (question, output of `make`, reading) -> number of tokens of the question that did not fit.
+    read: (question, reading) -> the features of `make` in NumPy for a question without an answer, and "inputs_uncut";
+      for `windows` a list of arrays each. None: inference uses `unanswered`.
+    unanswered: question -> fields of an unknown answer, for `make`; without it and `read` inference does not support
+      this kind.
+    cut: (question, features, reading) -> number of tokens of the question that did not fit.
   """
 
   question: tuple[str, ...]
@@ -201,8 +203,9 @@ class QuestionKind:
   number: int = 0
   windows: tuple[str, ...] = ()
   check: Callable[[Reading, str], None] = lambda reading, where: None
+  read: Callable[[Mapping[str, Any], Reading], dict[str, Any]] | None = None
   unanswered: Callable[[Features], Features] | None = None
-  cut: Callable[[Features, Features, Reading], int] = _cut
+  cut: Callable[[Mapping[str, Any], Mapping[str, Any], Reading], int] = _cut
 
   @property
   def fields(self) -> tuple[str, ...]:
@@ -210,17 +213,10 @@ class QuestionKind:
     return self.question + self.answer
 
 
-def _no_label(question: Features) -> Features:
-  del question
-  return {"label": tf.constant(-1)}
-
-
 # The first kind with fields that an example has applies.
 KINDS: dict[str, QuestionKind] = {
   "soft_class": QuestionKind(("soft_labels",), ("options",), _soft_class, "class"),
-  "cloze": QuestionKind(
-    ("blank_before", "blank_after"), ("blank_labels", "options"), _cloze, "cloze", unanswered=_no_label
-  ),
+  "cloze": QuestionKind(("blank_before", "blank_after"), ("blank_labels", "options"), _cloze, "cloze", read=read_cloze),
   "span": QuestionKind(
     ("question", "context"),
     ("answer_starts",),
@@ -229,19 +225,15 @@ KINDS: dict[str, QuestionKind] = {
     number=2,
     windows=("inputs", *ANSWER_FEATURES, *spans.OFFSETS),
     check=spans.check,
-    unanswered=spans.unanswered,
+    read=spans.read,
     cut=spans.cut,
   ),
-  "tag": QuestionKind(("words",), ("tags", "options"), tags.make, "tag", unanswered=tags.unanswered),
-  "span_pair": QuestionKind(
-    ("text", "spans"), ("options",), span_pairs.make, "span_pair", unanswered=span_pairs.unanswered, cut=span_pairs.cut
-  ),
+  "tag": QuestionKind(("words",), ("tags", "options"), tags.make, "tag", read=tags.read),
+  "span_pair": QuestionKind(("text", "spans"), ("options",), span_pairs.make, "span_pair", read=span_pairs.read),
   "mention": QuestionKind(("passage", "query", "options"), (), mentions.make, "choice", number=1),
-  "choice": QuestionKind(("candidates",), (), _choice, "choice", number=1, unanswered=_no_label),
-  "score": QuestionKind(
-    (), ("label",), _score, "score", number=1, unanswered=lambda _: {"label": tf.constant(float("nan"))}
-  ),
-  "class": QuestionKind((), ("options",), _class, "class", unanswered=_no_label),
+  "choice": QuestionKind(("candidates",), (), _choice, "choice", number=1, read=read_choice),
+  "score": QuestionKind((), ("label",), _score, "score", number=1, read=read_text),
+  "class": QuestionKind((), ("options",), _class, "class", read=read_text),
 }
 
 

@@ -1,13 +1,17 @@
 """Questions with entities of a passage as candidates: a head scores each entity at a mention in the passage."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 import re
 
 import numpy as np
-import tensorflow as tf
 
 from t2t.data.head_examples.reading import Features, Reading
 from t2t.data.vocabularies import offsets
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 
 def find(passage: str, entities: Sequence[str]) -> list[list[int]]:

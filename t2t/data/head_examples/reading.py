@@ -1,15 +1,19 @@
 """Settings with which a model reads the texts of an example: ids, special tokens, and the position that answers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 import dataclasses
-
-import seqio
-import tensorflow as tf
+from typing import Any
 
 from t2t.data import special_tokens as framing_lib
 from t2t.data.special_tokens import Framing
+from t2t.param_tree import Vocabulary
+from t2t.runtime import data_packages
 
-Features = dict[str, tf.Tensor]
+tf = data_packages.lazy_module("tensorflow")
+
+Features = dict[str, Any]  # tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Reading:
     task: name of the task, for messages.
   """
 
-  vocabulary: seqio.Vocabulary
+  vocabulary: Vocabulary
   framing: Framing
   length: int
   number: int

@@ -1,24 +1,56 @@
 """Questions about two spans of a text, such as whether a pronoun refers to a noun: a head predicts the pair's class."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
-import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.head_examples.reading import Features, Reading, label_of
 from t2t.data.vocabularies import offsets
 from t2t.models.span_pair import CLASS_BITS, FIRST, SECOND
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 
-def unanswered(question: Features) -> Features:
-  """Returns the fields of an unknown answer."""
-  del question
-  return {"label": tf.constant(-1)}
+def _row(text: str, spans: np.ndarray, reading: Reading) -> tuple[np.ndarray, ...]:
+  """Returns ids, marks, and the number of tokens without a limit."""
+  framing = reading.framing
+  tokens = offsets.tokens_of(reading.vocabulary, text)
+  marks = np.zeros(len(tokens.ids), np.int32)
+  for bit, (start, end) in zip((FIRST, SECOND), spans, strict=True):
+    inside = (tokens.starts < end) & (tokens.ends > start) & (tokens.ends > tokens.starts)
+    if not 0 <= start < end <= len(text) or not inside.any():
+      raise UserError(
+        f"{reading.task}: the span [{start}, {end}] has no token of the text {text[:80]!r} with {len(text)} "
+        "characters. Correct 'spans', the first character and the end of two spans."
+      )
+    marks[inside] += bit
+  (places,) = np.nonzero(marks)
+  room = reading.length - framing.size(1)
+  first = max(0, min(int(places[0]), int(places[-1]) + 1 - room))
+  if places[-1] >= first + room:
+    least = int(places[-1] - places[0]) + 1 + framing.size(1)
+    raise UserError(
+      f"config.data.inputs_length={reading.length} is too short: two spans of {reading.task or 'a text'} need "
+      f"{least} tokens. Set --config.data.inputs_length={least} or more."
+    )
+  ids, marks = tokens.ids[first : first + room], marks[first : first + room]
+  around = np.zeros(len(framing.begin), np.int32), np.zeros(len(framing.end), np.int32)
+  inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
+  uncut = np.int32(len(tokens.ids) + framing.size(1))
+  return inputs, np.concatenate([around[0], marks, around[1]]), uncut
 
 
-def cut(question: Features, features: Features, reading: Reading) -> int:
-  """Returns the number of tokens of the text that did not fit."""
-  del question, reading
-  return int(features["inputs_uncut"]) - len(features["inputs"])
+def read(question: Mapping[str, Any], reading: Reading) -> dict[str, np.ndarray]:
+  """Converts a text with two spans without a class in NumPy; see `make`."""
+  inputs, marks, uncut = _row(question["text"], question["spans"], reading)
+  zeros, heads = np.zeros_like(inputs), np.where(marks > 0, reading.number + 1, 0).astype(np.int32)
+  features = {"inputs": inputs, "inputs_uncut": uncut, "token_types": zeros, "texts": zeros}
+  return features | {"answer_heads": heads, "answer_marks": marks}
 
 
 def make(example: Features, reading: Reading) -> Features:
@@ -34,33 +66,7 @@ def make(example: Features, reading: Reading) -> Features:
   its beginning where the end has a span.
   """
 
-  def row(text: bytes, spans: np.ndarray) -> tuple[np.ndarray, ...]:
-    decoded, framing = text.decode(), reading.framing
-    tokens = offsets.tokens_of(reading.vocabulary, decoded)
-    marks = np.zeros(len(tokens.ids), np.int32)
-    for bit, (start, end) in zip((FIRST, SECOND), spans, strict=True):
-      inside = (tokens.starts < end) & (tokens.ends > start) & (tokens.ends > tokens.starts)
-      if not 0 <= start < end <= len(decoded) or not inside.any():
-        raise UserError(
-          f"{reading.task}: the span [{start}, {end}] has no token of the text {decoded[:80]!r} with {len(decoded)} "
-          "characters. Correct 'spans', the first character and the end of two spans."
-        )
-      marks[inside] += bit
-    (places,) = np.nonzero(marks)
-    room = reading.length - framing.size(1)
-    first = max(0, min(int(places[0]), int(places[-1]) + 1 - room))
-    if places[-1] >= first + room:
-      least = int(places[-1] - places[0]) + 1 + framing.size(1)
-      raise UserError(
-        f"config.data.inputs_length={reading.length} is too short: two spans of {reading.task or 'a text'} need "
-        f"{least} tokens. Set --config.data.inputs_length={least} or more."
-      )
-    ids, marks = tokens.ids[first : first + room], marks[first : first + room]
-    around = np.zeros(len(framing.begin), np.int32), np.zeros(len(framing.end), np.int32)
-    inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
-    uncut = np.int32(len(tokens.ids) + framing.size(1))
-    return inputs, np.concatenate([around[0], marks, around[1]]), uncut
-
+  row = lambda text, spans: _row(text.decode(), spans, reading)
   *columns, uncut = tf.numpy_function(row, [example["text"], example["spans"]], [tf.int32] * 3, stateful=False)
   inputs, marks = (tf.ensure_shape(x, [None]) for x in columns)
   label, is_marked = label_of(example), marks > 0

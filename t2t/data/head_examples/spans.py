@@ -1,15 +1,19 @@
 """Extractive questions: a question with windows of the context that contains its answer."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.head_examples.reading import Features, Reading
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 # Per token: its first character in the context, and the end (exclusive); -1 for tokens outside of the context.
 OFFSETS = ("context_starts", "context_ends")
@@ -148,17 +152,29 @@ def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record:
   return start, start + len(text)
 
 
-def unanswered(question: Features) -> Features:
-  """Returns the fields of an unknown answer."""
-  del question
-  return {"answer_starts": tf.zeros([0], tf.int32), "answer_texts": tf.zeros([0], tf.string)}
-
-
-def cut(question: Features, features: Features, reading: Reading) -> int:
+def cut(question: Mapping[str, Any], features: Mapping[str, Any], reading: Reading) -> int:
   """Returns the number of tokens of the question that did not fit; a context is read whole, in windows."""
   del features
-  ids = offsets.tokens_of(reading.vocabulary, question["question"].numpy().decode()).ids
-  return max(0, len(ids) - MOST_OF_QUESTION)
+  return max(0, len(offsets.tokens_of(reading.vocabulary, question["question"]).ids) - MOST_OF_QUESTION)
+
+
+def _windows_of(question: str, context: str, answer: tuple[int, int] | None, reading: Reading) -> list[ContextWindow]:
+  return windows(
+    offsets.tokens_of(reading.vocabulary, question).ids,
+    offsets.tokens_of(reading.vocabulary, context),
+    answer,
+    framing=reading.framing,
+    length=reading.length,
+    eos_id=reading.vocabulary.eos_id,
+  )
+
+
+def read(question: Mapping[str, Any], reading: Reading) -> dict[str, list[np.ndarray]]:
+  """Converts a question and its context without an answer in NumPy: a list of windows by feature; see `make`."""
+  rows = _windows_of(question["question"], question["context"], None, reading)
+  heads = [row.head_mask * (reading.number + 1) for row in rows]
+  features = {name: [getattr(row, name) for row in rows] for name in ("inputs", "token_types", *OFFSETS)}
+  return features | {"texts": [np.zeros_like(row) for row in heads], "answer_heads": heads}
 
 
 def make(example: Features, reading: Reading) -> Features:
@@ -176,14 +192,7 @@ def make(example: Features, reading: Reading) -> Features:
   def rows(question, context, starts, texts, record) -> tuple[np.ndarray, ...]:
     context = context.decode()
     answer = _checked_answer(context, starts, texts, record, reading.task)
-    context_windows = windows(
-      offsets.tokens_of(reading.vocabulary, question.decode()).ids,
-      offsets.tokens_of(reading.vocabulary, context),
-      answer,
-      framing=reading.framing,
-      length=reading.length,
-      eos_id=reading.vocabulary.eos_id,
-    )
+    context_windows = _windows_of(question.decode(), context, answer, reading)
     lengths = np.array([len(window.inputs) for window in context_windows], np.int64)
     return lengths, *(np.concatenate(column) for column in zip(*context_windows, strict=True))
 

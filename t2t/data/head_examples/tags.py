@@ -1,13 +1,18 @@
 """Questions with one tag per word, which a head predicts at the first token of the word."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 import unicodedata
 
 import numpy as np
-import tensorflow as tf
 
 from t2t.data.head_examples.reading import Features, Reading
 from t2t.data.vocabularies import offsets
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 
 def first_tokens(words: Sequence[str], starts: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
@@ -62,9 +67,28 @@ def places(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
   return word_spans
 
 
-def unanswered(question: Features) -> Features:
-  """Returns the fields of an unknown answer: the tag -1 for each word."""
-  return {"tags": tf.fill(tf.shape(question["words"]), -1)}
+def _row(words: Sequence[str], tags: Sequence[int], reading: Reading) -> tuple[np.ndarray, ...]:
+  """Returns ids, heads, targets, the index of the word of each target, and the number of tokens that do not fit."""
+  framing = reading.framing
+  tokens = offsets.tokens_of(reading.vocabulary, " ".join(words))
+  ids, starts, ends = (column[: reading.length - framing.size(1)] for column in tokens)
+  inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
+  heads, targets = np.zeros_like(inputs), np.zeros_like(inputs)
+  word_tokens = first_tokens(words, starts, ends)
+  for token, number in word_tokens:
+    heads[len(framing.begin) + token] = reading.number + 1
+    targets[len(framing.begin) + token] = max(tags[number], 0)
+  numbers = np.array([number for _, number in word_tokens], np.int32)
+  return inputs, heads, targets, numbers, np.int32(len(tokens.ids) - len(ids))
+
+
+def read(question: Mapping[str, Any], reading: Reading) -> dict[str, np.ndarray]:
+  """Converts words without tags in NumPy; see `make`."""
+  words = question["words"]
+  inputs, heads, _, numbers, cut = _row(words, [-1] * len(words), reading)
+  zeros = np.zeros_like(inputs)
+  features = {"inputs": inputs, "inputs_uncut": len(inputs) + cut, "token_types": zeros, "texts": zeros}
+  return features | {"answer_heads": heads, "asked_words": numbers}
 
 
 def make(example: Features, reading: Reading) -> Features:
@@ -77,17 +101,7 @@ def make(example: Features, reading: Reading) -> Features:
   """
 
   def row(words, tags) -> tuple[np.ndarray, ...]:
-    words, framing = [word.decode() for word in words], reading.framing
-    tokens = offsets.tokens_of(reading.vocabulary, " ".join(words))
-    ids, starts, ends = (column[: reading.length - framing.size(1)] for column in tokens)
-    inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
-    heads, targets = np.zeros_like(inputs), np.zeros_like(inputs)
-    word_tokens = first_tokens(words, starts, ends)
-    for token, number in word_tokens:
-      heads[len(framing.begin) + token] = reading.number + 1
-      targets[len(framing.begin) + token] = max(tags[number], 0)
-    numbers = np.array([number for _, number in word_tokens], np.int32)
-    return inputs, heads, targets, numbers, np.int32(len(tokens.ids) - len(ids))
+    return _row([word.decode() for word in words], tags, reading)
 
   tags = tf.cast(example["tags"], tf.int32)
   *columns, cut = tf.numpy_function(row, [example["words"], tags], [tf.int32] * 5, stateful=False)

@@ -1,16 +1,21 @@
 """UL2's mixture of denoisers: span corruption with a random rate and span length per example."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-
-import seqio
-import tensorflow as tf
+from typing import Any
 
 from t2t.data import vocabularies
-from t2t.data.objectives import chunking, corruption
+from t2t.runtime import data_packages
 
-Features = dict[str, tf.Tensor]
+# Imported when an objective converts text: its facts are read by predictions, too, which need no seqio.
+seqio, tf = data_packages.lazy_module("seqio"), data_packages.lazy_module("tensorflow")
+chunking = data_packages.lazy_module("t2t.data.objectives.chunking")
+corruption = data_packages.lazy_module("t2t.data.objectives.corruption")
+
+Features = dict[str, Any]  # tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +35,19 @@ X_DENOISERS = (
   Denoiser("[NLG]", 0.15, 64.0),
   Denoiser("[NLG]", 0.5, 64.0),
 )
+
+
+OF_OBJECTIVES: dict[str, Sequence[Denoiser]] = {
+  "ul2": (*R_DENOISERS, *S_DENOISERS, *X_DENOISERS),
+  "r_denoising": R_DENOISERS,
+  "s_denoising": S_DENOISERS,
+  "x_denoising": X_DENOISERS,
+}
+
+
+def mode_tokens(name: str) -> tuple[str, ...]:
+  """Returns the mode tokens of UL2's objectives: "[NLU] ", "[S2S] ", "[NLG] "; other objectives have none."""
+  return tuple(dict.fromkeys(f"{denoiser.mode} " for denoiser in OF_OBJECTIVES.get(name, ())))
 
 
 def ul2(

@@ -13,22 +13,27 @@ To add an objective, write its transformation of one sequence in corruption.py o
 entry of `OBJECTIVES` here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
 from t2t import UserError, did_you_mean, feature_spec
 from t2t.data import vocabularies
-from t2t.data.objectives import chunking, corruption
 from t2t.models.config import HeadConfig
+from t2t.param_tree import Vocabulary
+from t2t.runtime import data_packages
 from t2t.runtime.lazy_table import load
 
-Features = dict[str, tf.Tensor]
-Preprocessor = Callable[..., tf.data.Dataset]
+# Imported when an objective converts text: its facts are read by predictions, too, which need no seqio.
+seqio, tf = data_packages.lazy_module("seqio"), data_packages.lazy_module("tensorflow")
+chunking = data_packages.lazy_module("t2t.data.objectives.chunking")
+corruption = data_packages.lazy_module("t2t.data.objectives.corruption")
+
+Features = dict[str, Any]  # tensors
+Preprocessor = Callable[..., Any]  # returns a tf.data.Dataset
 
 
 # ---- Objectives ------------------------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ def mass(
 
 
 # Facts about the vocabulary that a noise function may need.
-_FACTS: dict[str, Callable[[seqio.Vocabulary], Any]] = {
+_FACTS: dict[str, Callable[[Vocabulary], Any]] = {
   "mask_id": vocabularies.mask_id,
   "ordinary_ids": vocabularies.ordinary_ids,
   "sentence_ends": vocabularies.ends_sentence,
@@ -234,7 +239,7 @@ def _imported(name: str | Callable) -> Callable:
 
 
 def _with_eos(
-  preprocessor: str | Preprocessor, *, first: str | Preprocessor = chunking.tokenize, **fixed
+  preprocessor: str | Preprocessor, *, first: str | Preprocessor = "chunking.tokenize", **fixed
 ) -> Callable[..., list[Preprocessor]]:
   """Returns tokenization, the preprocessor, and EOS after its features."""
   return lambda **options: [
@@ -253,7 +258,7 @@ def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., li
   ]
 
 
-def _of_ids(preprocessor: str, *, first: str | Preprocessor = chunking.tokenize) -> Callable[..., list[Preprocessor]]:
+def _of_ids(preprocessor: str, *, first: str | Preprocessor = "chunking.tokenize") -> Callable[..., list[Preprocessor]]:
   """Returns tokenization and the preprocessor."""
   return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **options)]
 
@@ -291,6 +296,11 @@ def _masked(choose: str, published: Mapping[str, float] = _BERT) -> Objective:
 def _beside_each_other(preprocessor: str, published: Mapping[str, float] | None = None) -> Objective:
   make = _of_documents_with_eos(preprocessor)
   return Objective(("decoder_only",), feature_spec.NEXT_TOKENS, make, published or {})
+
+
+def _noised(make: Callable[..., list[Preprocessor]], **options: bool) -> Objective:
+  # A decoder reads the direction of attention, an encoder does not.
+  return Objective(("decoder_only", *_ENCODER), (*feature_spec.NEXT_TOKENS, "noise_levels"), make, **options)
 
 
 def _in_place(preprocessor: str, *beside: str, published: Mapping[str, float]) -> Objective:
@@ -341,6 +351,10 @@ OBJECTIVES: dict[str, Objective] = {
   ),
   "next_token": _beside_each_other("masked_next_token.next_token"),
   "masked_next_token": _beside_each_other("masked_next_token.masked_next_token", _BERT_MASKS),
+  "masked_diffusion": _noised(_of_documents_with_eos("masked_diffusion.masked_diffusion")),
+  "answer_diffusion": _noised(
+    _of_ids("masked_diffusion.answer_diffusion", first="sentence_pairs.encode"), parallel=True
+  ),
   "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
   "mass_in_place": _in_place("masked_seq2seq.mass_in_place", "target_places", published=_MASS),
   "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published=_T5_MASKS),
@@ -498,10 +512,27 @@ def ends_inputs(name: str) -> bool:
   Raises:
     UserError: the objective does not exist; gives the nearest.
   """
-  return "inputs" in _objective(name).features and _objective(name).features != feature_spec.NEXT_TOKENS
+  return "inputs" in _objective(name).features and "both_ways" not in _objective(name).features
 
 
-def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+def of_corpus_tasks(mixture: str, modules: Sequence[str]) -> set[str] | None:
+  """Returns the objectives of a mixture whose tasks are called CORPUS_OBJECTIVE; None if another task is among them.
+
+  In:  "docs_span_corruption"; "docs_summary"
+  Out: {"span_corruption"}; None
+
+  Args:
+    mixture: names of tasks, separated by commas.
+    modules: config.data.task_modules; tasks of other modules than those of t2t may have any name.
+  """
+  parts = [name.strip().partition("_") for name in mixture.split(",")]
+  if not all(module.startswith("t2t.tasks.") for module in modules):
+    return None
+  known = all(corpus in feature_spec.CORPORA and name in OF_TEXT for corpus, _, name in parts)
+  return {name for _, _, name in parts} if known else None
+
+
+def output_features(name: str, vocabulary: Vocabulary) -> dict[str, seqio.Feature]:
   """Returns the output features for registering a task with this objective.
 
   Raises:

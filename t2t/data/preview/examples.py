@@ -26,6 +26,7 @@ from t2t.data import (
   untruncated_lengths,
   vocabularies,
 )
+from t2t.data.preview import token_kinds
 from t2t.data.sources import files
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
@@ -244,7 +245,7 @@ def summarize(preview: Preview) -> PreviewSummary:
     tokens=float(positions) / len(preview.examples),
     loss_tokens=float(losses) / len(preview.examples),
     hidden=_hidden(preview, ids),
-    unknown=float(np.mean(all_ids == unknown_id(preview.vocabulary))) if all_ids.size else 0.0,
+    unknown=float(np.mean(all_ids == token_kinds.unknown_id(preview.vocabulary))) if all_ids.size else 0.0,
   )
 
 
@@ -263,12 +264,12 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
     return ("of the text is predicted: masked, replaced or kept", float(losses) / max(int(text), 1))
   if "inputs" not in ids or "targets" not in ids:
     return None
-  sentinels = sentinel_ids(vocabulary)
+  sentinels = token_kinds.sentinel_ids(vocabulary)
   hides = {name: np.isin(x, list(sentinels)) for name, x in ids.items()}
   if hides["inputs"].any() and hides["targets"].any():
     text = {name: (~np.isin(x, framing) & ~hides[name]).sum() for name, x in ids.items()}
     return ("of the text is removed from the inputs", float(text["targets"]) / max(int(sum(text.values())), 1))
-  masks = hides["inputs"] | (ids["inputs"] == mask_id(vocabulary))
+  masks = hides["inputs"] | (ids["inputs"] == token_kinds.mask_id(vocabulary))
   return ("of the inputs are masks", float(np.mean(masks))) if masks.any() else None
 
 
@@ -288,25 +289,6 @@ def is_text(feature: seqio.Feature) -> bool:
   return not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
 
 
-def sentinel_ids(vocabulary: seqio.Vocabulary) -> dict[int, int]:
-  """Returns a dict from the id of each sentinel to its number."""
-  number = vocabularies.num_sentinels(vocabulary)
-  return {i: number for number, i in enumerate(vocabularies.sentinel_ids(vocabulary, number))}
-
-
-def mask_id(vocabulary: seqio.Vocabulary) -> int | None:
-  """Returns the id of the mask token, or None if the vocabulary has none; see `vocabularies.mask_id`."""
-  try:
-    return vocabularies.mask_id(vocabulary)
-  except UserError:
-    return None
-
-
-def unknown_id(vocabulary: seqio.Vocabulary) -> int:
-  """Returns the id of unknown text; -1 if the vocabulary can encode any text."""
-  return -1 if vocabulary.unk_id is None else vocabulary.unk_id
-
-
 # ---- Failures --------------------------------------------------------------------------------------------------------
 
 _MOST_RECORDS = 2**16  # a failure in a later record is reported without the record
@@ -323,7 +305,7 @@ def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, l
     split: split of the task.
     lengths: feature -> maximum number of tokens.
   """
-  if isinstance(error, tf.errors.OpError) and "UserError: " in str(error.message):
+  if isinstance(error, tf.errors.OpError) and files.is_sentence(error):
     return sources.user_error(error)
   for subtask in tasks_of(task, split):
     with quiet.stderr():

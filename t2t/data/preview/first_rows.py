@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import seqio
 
 from t2t.data import vocabularies
-from t2t.data.preview import printed
+from t2t.data.preview import token_kinds
 from t2t.models.architecture import real_positions, sides
+from t2t.param_tree import Vocabulary
 
 Piece = tuple[str, str, bool]  # text, kind ("" for an ordinary piece), whether its loss counts
 BORDER = "next example"  # separator of two examples in a packed row
 
 
 def described(
-  batch: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary, *, number: int = 3, most: int = 96
+  batch: Mapping[str, np.ndarray], vocabulary: Vocabulary, *, number: int = 3, most: int = 96
 ) -> list[dict[str, Any]]:
   """Returns feature -> pieces, with the number of further pieces, for each of the first rows that has text.
 
@@ -29,7 +29,7 @@ def described(
     number: maximum number of rows.
     most: maximum number of pieces of a feature.
   """
-  texts, kinds = vocabularies.token_texts(vocabulary), printed.kinds_of(vocabulary)
+  texts, kinds = vocabularies.token_texts(vocabulary), token_kinds.kinds_of(vocabulary)
   described_rows = []
   for row in range(min(number, len(next(iter(batch.values()))))):
     row_features = {name: values[row] for name, values in batch.items()}

@@ -12,7 +12,7 @@ import seqio
 
 from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, raw_text, run_sources, sources, untruncated_lengths, vocabularies
-from t2t.data.preview import examples
+from t2t.data.preview import examples, token_kinds
 from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
@@ -140,7 +140,7 @@ class _Tokens:
     for name, feature in shown.task.output_features.items():
       if examples.is_text(feature):
         self._texts[name] = vocabularies.token_texts(feature.vocabulary)
-        self._kinds[name] = kinds_of(feature.vocabulary)
+        self._kinds[name] = token_kinds.kinds_of(feature.vocabulary)
 
   def print_example(self, number: int) -> None:
     """Prints every feature of an example, the model's features first."""
@@ -185,7 +185,7 @@ class _Tokens:
       return np.asarray(example["loss_weights"]) > 0
     if ARCHITECTURES[self._shown.architecture].is_generative:
       return None
-    return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
+    return np.asarray(example["inputs"]) == token_kinds.mask_id(self._shown.vocabulary)
 
   def _head_summary(self, example: Mapping[str, Any]) -> str:
     """Describes the head that answers and the right answer; "" if there is no head or the model's heads are unknown."""
@@ -253,19 +253,6 @@ class _Tokens:
         row.rstrip()
         if row is not carets or (marks and row):
           self._console.print(row, no_wrap=True)
-
-
-def kinds_of(vocabulary: seqio.Vocabulary) -> dict[int, str]:
-  """Returns id -> key of `_STYLES`, for all ids but ordinary pieces."""
-  kinds = dict.fromkeys(examples.sentinel_ids(vocabulary), "sentinel")
-  kinds |= dict.fromkeys(vocabularies.framing_ids(vocabulary), "EOS and the like")
-  if vocabulary.pad_id != vocabulary.eos_id:
-    kinds[vocabulary.pad_id] = "padding"
-  kinds[examples.unknown_id(vocabulary)] = "unknown"
-  mask = examples.mask_id(vocabulary)
-  if mask is not None and mask not in examples.sentinel_ids(vocabulary):
-    kinds[mask] = "masked"
-  return kinds
 
 
 # ---- Model features and counts ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from absl import logging
 
 from t2t import UserError
 from t2t.runtime import console, waiting
-from t2t.storage import compression
+from t2t.storage import compression, outage
 
 # The share of malformed records refers to at least this many records.
 _LEAST_RECORDS = 1_000
@@ -164,7 +164,7 @@ def numbered(
 
 
 def interrupted(path: str, after: str, error: OSError, *, where: str) -> UserError:
-  """Returns the error for a file that a disk or network failed to deliver to its end.
+  """Returns the error for a file that a disk or network failed to deliver to its end; `outage.Away` for an outage.
 
   Args:
     path: of the file.
@@ -173,6 +173,7 @@ def interrupted(path: str, after: str, error: OSError, *, where: str) -> UserErr
     where: configuration key of the file.
   """
   reason = (str(error.strerror or error).splitlines() or [type(error).__name__])[0]
-  return UserError(
+  message = (
     f"{where}: {path} cannot be read after {after} ({reason}); check the disk or network of the file, and try again"
   )
+  return outage.refusal(message, error)

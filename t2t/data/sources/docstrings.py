@@ -1,4 +1,4 @@
-"""Docstrings as tasks: whether a summary belongs to its body, from the installed documentation.
+"""Docstrings as tasks: pairs, classes, spans and tags, from the installed documentation.
 
 Benchmarks need downloads; these tasks exist on every machine with t2t. Their splits are those of the pre-training text,
 so a model pre-trained on the documentation has seen none of their held-out examples. The formats are in
@@ -11,7 +11,9 @@ import itertools
 import json
 import pathlib
 import re
+from typing import Any
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -136,6 +138,79 @@ def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
     }
 
   return dataset.map(both, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def blanked(summary: str, body: str) -> tuple[str, str, list[int]] | None:
+  """Replaces a word of a summary that the body repeats; None if no word of five letters or more is in both.
+
+  In:  "Return the calendar of a month.", "The calendar of some month begins on its first day, and ends on its last."
+  Out: "Return the @placeholder of a month.", "calendar", [4]
+
+  The longest word is taken, the first of equal ones. The numbers are the first characters of its occurrences.
+
+  Source: questions with a placeholder as in Hermann et al. 2015.
+  """
+  words = [word for word in re.findall(r"\b[A-Za-z]{5,}\b", summary) if re.search(rf"\b{word}\b", body)]
+  if not words:
+    return None
+  word = max(words, key=len)
+  starts = [occurrence.start() for occurrence in re.finditer(rf"\b{word}\b", body)]
+  return re.sub(rf"\b{word}\b", "@placeholder", summary), word, starts
+
+
+def cloze(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Asks for the word of a summary that its body repeats, see `blanked`; for `preprocessors.squad`.
+
+  In:  {"summary": "Return the calendar of a month.", "body": "The calendar of some month begins ...", "idx": 3}
+  Out: {"question": "Return the @placeholder of a month.", "context": "The calendar of some month begins ...",
+        "answers": {"text": ["calendar"], "answer_start": [4]}, "id": "3"}
+  """
+
+  def parts(summary: bytes, body: bytes) -> tuple[bytes, bytes, np.ndarray]:
+    question, word, starts = blanked(summary.decode(), body.decode()) or ("", "", [])
+    return question.encode(), word.encode(), np.array(starts, np.int32)
+
+  def asked(features: Features) -> dict[str, Any]:
+    types = (tf.string, tf.string, tf.int32)
+    question, word, starts = tf.numpy_function(parts, [features["summary"], features["body"]], types, stateful=False)
+    starts = tf.ensure_shape(starts, [None])
+    return {
+      "question": tf.ensure_shape(question, []),
+      "context": features["body"],
+      "answers": {"text": tf.fill(tf.shape(starts), tf.ensure_shape(word, [])), "answer_start": starts},
+      "id": tf.strings.as_string(features["idx"]),
+    }
+
+  examples = dataset.map(asked, num_parallel_calls=tf.data.AUTOTUNE)
+  return examples.filter(lambda example: tf.size(example["answers"]["text"]) > 0)
+
+
+PUNCTUATION = ("O", "B-comma", "B-stop")
+_MOST_WORDS = 32
+
+
+def punctuation(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Removes case and the marks after words, and tags each word with its mark; for `preprocessors.tagged`.
+
+  In:  {"summary": "Adds terms.", "body": "If empty, zero."}
+  Out: {"words": ["adds", "terms", "if", "empty", "zero"], "tags": [0, 2, 0, 1, 2]}       numbers of `PUNCTUATION`
+
+  Of each docstring the first 32 words are taken. A comma, semicolon or colon is a comma, the others are stops.
+
+  Source: restoration of punctuation as tags, Tilk & Alumae 2016.
+  """
+
+  def tagged(features: Features) -> Features:
+    text = tf.strings.join([features["summary"], features["body"]], " ")
+    words = tf.strings.split(text)[:_MOST_WORDS]
+    is_comma = tf.strings.regex_full_match(words, r".*[,;:]\W*")
+    is_stop = tf.strings.regex_full_match(words, r".*[.!?]\W*")
+    tags = tf.where(is_stop, 2, tf.where(is_comma, 1, 0))
+    bare = tf.strings.lower(tf.strings.regex_replace(words, r"^\W+|\W+$", ""))
+    keep = tf.strings.length(bare) > 0
+    return {"words": tf.boolean_mask(bare, keep), "tags": tf.boolean_mask(tags, keep)}
+
+  return dataset.map(tagged, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def of_package(dataset: tf.data.Dataset, *, packages: Sequence[str]) -> tf.data.Dataset:

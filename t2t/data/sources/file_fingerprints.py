@@ -127,7 +127,7 @@ def _digest(path: str, size: int, bytes_per_file: int) -> str:
   starts = (0,) if size <= bytes_per_file else (0, (size - block) // 2, size - block)
   hasher = hashlib.blake2b(digest_size=8)
   try:
-    with pathlib.Path(path).open("rb") as file:
+    with gcs.open_binary(path) if gcs.is_remote(path) else pathlib.Path(path).open("rb") as file:
       for start in starts:
         file.seek(start)
         hasher.update(file.read(size if size <= bytes_per_file else block))

@@ -1,6 +1,6 @@
 """Checks the user's files before training, so that a bad line is found at the start and not hours later."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import concurrent.futures
 import dataclasses
 import functools
@@ -108,8 +108,7 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
 
 def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: str, where: str) -> tuple[int, ...]:
   """Counts the texts of a file: documents, characters, held out, bytes, smallest hash, and its number of copies."""
-  documents = characters = held_out = size = smallest = 0
-  smallest_hash = 2**32 - 1
+  size = 0
 
   def counted() -> Iterator[tuple[int, bytes]]:
     nonlocal size
@@ -118,14 +117,22 @@ def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: st
       yield record_number, record
 
   texts = text_files.texts(counted(), path, field=field, where=where, tally=tally)
-  for text in itertools.islice(texts, number):
-    text_hash = sources.text_hash(text)
-    documents += 1
-    characters += len(text)
+  *sums, smallest_hash, copies = summed((text, len(text)) for text in itertools.islice(texts, number))
+  return (*sums, size, smallest_hash, copies)
+
+
+def summed(documents: Iterable[tuple[str | bytes, int]]) -> tuple[int, int, int, int, int]:
+  """Counts documents, given with their lengths: documents, lengths, held out, smallest hash, and its copies."""
+  number = lengths = held_out = smallest = 0
+  smallest_hash = 2**32 - 1
+  for content, length in documents:
+    text_hash = sources.text_hash(content)
+    number += 1
+    lengths += length
     held_out += text_hash < HELD_OUT_BELOW
     smallest = 1 if text_hash < smallest_hash else smallest + (text_hash == smallest_hash)
     smallest_hash = min(smallest_hash, text_hash)
-  return documents, characters, held_out, size, smallest_hash, smallest
+  return number, lengths, held_out, smallest_hash, smallest
 
 
 def _listing(paths: Sequence[str]) -> str:

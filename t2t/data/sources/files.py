@@ -16,7 +16,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import shard_order
 from t2t.data.sources import bad_records, text_files
-from t2t.storage import compression
+from t2t.storage import compression, outage
 
 
 def text_hash(text: str | bytes) -> int:
@@ -279,15 +279,20 @@ def without_graph(text: str) -> str:
   return re.sub(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*", "", text)
 
 
+def is_sentence(error: Exception) -> bool:
+  """Returns whether tf.data passes on a `UserError`, or an outage of a store."""
+  return bool(re.search(r"\b(UserError|Away): ", str(error)))
+
+
 def user_error(error: tf.errors.OpError) -> Exception | None:
   """Recovers the exception raised inside tf.data, which keeps only its text: a `UserError`, or a Python exception.
 
   Returns None for TensorFlow's own errors, unless the data caused them.
   """
   message = re.sub(r"Error in user-defined function .*? with iterator: \S+", "", error.message or "")
-  raised = re.search(r"UserError: (.*?)\n(?:Traceback|\n|$)", message, re.DOTALL)
+  raised = re.search(r"(UserError|Away): (.*?)\n(?:Traceback|\n|$)", message, re.DOTALL)
   if raised:
-    return UserError(raised.group(1))
+    return (outage.Away if raised[1] == "Away" else UserError)(raised[2])
   broken = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.PermissionDeniedError
   if isinstance(error, broken):
     reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", message.splitlines()[0]).strip()

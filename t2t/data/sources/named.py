@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.sources import files
+from t2t.storage import outage
 
 
 class FolderSource(seqio.DataSource):
@@ -97,7 +98,7 @@ def in_pipeline(error: tf.errors.OpError, name: str) -> UserError:
 
 
 def failure(error: Exception, task: str, *, what: str) -> UserError:
-  """Converts an error of user code to a sentence.
+  """Converts an error of user code to a sentence; `outage.Away` if TensorFlow's client of a bucket reports an outage.
 
   Args:
     error: the original exception.
@@ -105,9 +106,10 @@ def failure(error: Exception, task: str, *, what: str) -> UserError:
     what: description of the failing part.
   """
   cause = (files.user_error(error) if isinstance(error, tf.errors.OpError) else None) or error
-  if isinstance(cause, UserError) and "UserError: " in str(error):
+  if isinstance(cause, UserError) and files.is_sentence(error):
     return cause
   message = files.without_graph(str(cause))
   lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no message"]
   kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
-  return UserError(f"{task}: {what}: {kind}{lines[0].rstrip('.')}; --debug prints the whole traceback")
+  sentence = f"{task}: {what}: {kind}{lines[0].rstrip('.')}; --debug prints the whole traceback"
+  return outage.refusal(sentence, error)

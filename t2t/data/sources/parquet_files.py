@@ -25,8 +25,8 @@ def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
     if getattr(error, "errno", None) is not None:
       raise  # an error of the system, not of the file
-    raise UserError(
-      f"{where}: {path} cannot be read as a Parquet file ({_first_line(error)}). {_remedy(error)}"
+    raise outage.refusal(
+      f"{where}: {path} cannot be read as a Parquet file ({_first_line(error)}). {_remedy(error)}", error
     ) from error
 
 
@@ -137,8 +137,9 @@ class Texts:
     except (pa.ArrowException, ValueError, IndexError, MemoryError, OSError) as error:
       if getattr(error, "errno", None) is not None:
         raise  # an error of the system, not of the file
-      raise UserError(
-        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)}). {_remedy(error)}"
+      raise outage.refusal(
+        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)}). {_remedy(error)}",
+        error,
       ) from error
 
   def _read(self, number: int) -> list[bytes]:
@@ -226,8 +227,8 @@ def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
             row[name] = _decoded(row[name])
         yield number, row
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
-    raise UserError(
-      f"{where}: {path} cannot be read after record {number} ({_first_line(error)}). {_remedy(error)}"
+    raise outage.refusal(
+      f"{where}: {path} cannot be read after record {number} ({_first_line(error)}). {_remedy(error)}", error
     ) from error
 
 

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from t2t import UserError
-from t2t.data.sources import bad_records, fields, parquet_files, text_files
+from t2t.data.sources import bad_records, fields, text_files
 
 _LARGEST = 2**30  # maximum bytes of all files
 _SPACE = re.compile(r"[ \t\r\n,]*")  # between elements of a JSON list
@@ -106,6 +106,8 @@ def _location(path: str, number: int) -> str:
 
 def _header(path: str, *, where: str) -> list[str]:
   if text_files.kind(path, where=where) == "parquet":
+    from t2t.data.sources import parquet_files
+
     return parquet_files.names(path, where=where)
   return text_files.csv_header(path, where=where)
 
@@ -113,6 +115,8 @@ def _header(path: str, *, where: str) -> list[str]:
 def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] | bad_records.DamagedRecord]]:
   file_kind = text_files.kind(path, where=where)
   if file_kind == "parquet":
+    from t2t.data.sources import parquet_files
+
     parquet_files.names(path, where=where)
     return parquet_files.rows(path, where=where)
   if file_kind == "json":

@@ -1,4 +1,4 @@
-"""Reads text files in plain Python: lines, JSON lines, Parquet and TFRecord, local or in a bucket.
+"""Reads text files in plain Python: lines, JSON lines, Parquet, TFRecord and others, local or in a bucket.
 
 Records are numbered from 1, and all readers use `parse`. So a bad record raises the same error, with the same file and
 line, wherever it is read.
@@ -19,15 +19,15 @@ import pathlib
 import re
 from typing import Any
 
-from etils import epath
 import numpy as np
-import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.sources import bad_records, fields
-from t2t.runtime import console
+from t2t.runtime import console, data_packages
 from t2t.storage import compression, encoding, gcs, safe_read
 from t2t.storage import tfrecord as tfrecords
+
+tf = data_packages.lazy_module("tensorflow")
 
 # File kind -> end of the file name; TFRecord shards end in .tfrecord-00000-of-00008.
 _COMPRESSED = "(" + "|".join(map(re.escape, compression.FORMATS)) + ")?$"
@@ -39,9 +39,12 @@ KINDS = {
   "json": re.compile(r"\.(jsonl|json|ndjson)" + _COMPRESSED, re.IGNORECASE),
   "parquet": re.compile(r"\.parquet$", re.IGNORECASE),
   "tfrecord": re.compile(r"\.tfrecords?([-.][\w-]+)*$", re.IGNORECASE),
+  "array_record": re.compile(r"\.array_?records?([-.][\w-]+)*$", re.IGNORECASE),
+  "tokens": re.compile(r"\.(npy|bin)$", re.IGNORECASE),  # ids, see token_files.py
 }
 _ENDINGS = (
-  ".txt, .jsonl, .json, .csv, .tsv or .tmx, each also compressed (.gz, .bz2, .xz, .zst), .parquet or .tfrecord*"
+  ".txt, .jsonl, .json, .csv, .tsv or .tmx, each also compressed (.gz, .bz2, .xz, .zst, .br), .parquet, "
+  ".tfrecord* or .array_record*; with token ids in .npy or .bin"
 )
 # End of the name of an unsupported file -> what to do.
 _OTHERS = {
@@ -103,7 +106,9 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
   for pattern in _split(os.fspath(patterns)):
     matches = gcs.glob(pattern, where=where) if gcs.is_remote(pattern) else _glob(pattern)
     if not matches:
-      raise UserError(_unmatched(pattern, where=where))
+      from t2t.data.sources import unmatched
+
+      raise UserError(unmatched.explained(pattern, where=where, has_kind=_has_kind))
     paths.update(matches)
   if not paths:
     raise UserError(f"{where} is empty; give a path or glob of files that end in {_ENDINGS}")
@@ -196,35 +201,6 @@ def _tell_once(text: str) -> None:
   console.tell(text)
 
 
-def _unmatched(pattern: str, *, where: str) -> str:
-  path = epath.Path(pattern)
-  remote = gcs.is_remote(pattern)
-  if not remote and path.is_dir():
-    endings = [name[name.index(".") :] for name in gcs.names(path, where=where) if _has_kind(name)]
-    example = path / f"*{max(endings, key=endings.count) if endings else '.txt'}"
-    return f"{where}: {pattern} is a folder; give a glob of its files, for example '{example}'"
-  folder = path.parent
-  while any(character in str(folder) for character in "*?[{") or not (remote or folder.exists()):
-    if folder == folder.parent:
-      return f"{where}: no file matches {pattern}, and none of its folders exists; check the path"
-    folder = folder.parent
-  if not remote and not folder.is_dir():
-    return f"{where}: no file matches {pattern}, because {folder} is a file, not a folder; correct the path"
-  try:
-    names = gcs.names(folder, where=where)
-    # Buckets have no empty folders, and the root of a bucket always exists.
-    while remote and not names and str(folder).count("/") > 2:
-      folder = folder.parent
-      names = gcs.names(folder, where=where)
-  except OSError as error:
-    return f"{where}: no file matches {pattern}. The folder {folder}/ cannot be listed ({error}). Check the folder."
-  listing = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
-  return (
-    f"{where}: no file matches {pattern}. The nearest folder that exists, {folder}/, contains {listing or 'nothing'}."
-    " Check the pattern."
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class Stat:
   """File state for change detection: size in bytes, and modification time in nanoseconds or generation."""
@@ -286,6 +262,10 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   location = f"{where}: {path}, {unit} {number}"
   if isinstance(record, bad_records.DamagedRecord):
     raise UserError(f"{location}: {record.reason}")
+  if file_kind == "array_record":
+    from t2t.data.sources import array_records
+
+    file_kind = array_records.kind(record)
   if file_kind == "tfrecord":
     record = _example_field(record, field=field, location=location)
   if file_kind == "tmx":
@@ -433,8 +413,9 @@ def _field_key(where: str) -> str:
 
 
 def _example_field(record: bytes, *, field: str, location: str) -> bytes:
+  parse = tf.train.Example.FromString
   try:
-    features = tf.train.Example.FromString(record).features.feature
+    features = parse(record).features.feature
   except Exception as error:  # protobuf's DecodeError has moved between its versions
     raise UserError(
       f"{location}: not a serialised tf.train.Example; write the TFRecord file with records of type tf.train.Example"
@@ -607,6 +588,15 @@ def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]
     UserError: the file cannot be read to its end.
   """
   file_kind = kind(path, where=where)
+  if file_kind == "tokens":
+    raise UserError(
+      f"{where}: {path} has token ids, not text. Give text here; config.data.files takes files of ids if the name of"
+      " each one ends in .npy or .bin."
+    )
+  if file_kind == "array_record":
+    from t2t.data.sources import array_records
+
+    return array_records.records(path, where=where)
   if file_kind == "tfrecord":
     return _tfrecords(path, where=where)
   if file_kind == "parquet":

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 from typing import Any
 import zlib
@@ -22,6 +23,7 @@ Example = dict[str, Any]
 _HELD_OUT = 10  # one row in ten
 _MOST_HELD_OUT = 2_000  # rows; more would improve the estimate little and take long
 _SHOWN = 8  # classes in a log line
+_ROWS_OF_INFER = ".rows.jsonl"  # see inference/table_output.py: `t2t infer` keeps its rows beside the file it writes
 _WORDS_OF_ROUGE = re.compile("[a-z0-9]")
 _LARGE = 10.0  # larger numbers are far from the initial outputs of a head, which are near 0
 
@@ -306,6 +308,7 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
     notes.append(f"held out: {len(held_out):,} of {len(train) + len(held_out):,} rows, chosen by a hash of their text")
   elif train:
     notes += _repeated(train, held_out)
+  notes += _predicted(spec, held_out)
   return Table(train, held_out, [*_described(spec, train or held_out), *notes, *_majority(spec, train, held_out)])
 
 
@@ -369,6 +372,21 @@ def _repeated(train: Sequence[Example], held_out: Sequence[Example]) -> list[str
   return [
     f"warning: {len(both):,} of {len(held_out):,} texts of config.data.eval_files are also training texts "
     f"({example_note}): their metrics are too good"
+  ]
+
+
+def _predicted(spec: TableSpec, held_out: Sequence[Example]) -> list[str]:
+  """Returns a note on held-out rows of JSON lines that `t2t infer --min_confidence` has labelled."""
+  key = "eval_files" if spec.eval_files else "files"
+  paths = reading.find(getattr(spec, key), where=f"config.data.{key}")
+  written = [path for path in paths if path.endswith(".jsonl") and os.path.exists(path + _ROWS_OF_INFER)]
+  number = sum(example["row"].startswith(tuple(f"{path}, " for path in written)) for example in held_out)
+  if not number:
+    return []
+  return [
+    f"warning: {number:,} of {len(held_out):,} held-out rows have labels that a model predicted "
+    f"({', '.join(written)}): their metrics compare predictions with predictions. "
+    "Give --config.data.eval_files=FILE with human labels."
   ]
 
 

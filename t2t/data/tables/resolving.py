@@ -6,15 +6,15 @@ import functools
 from typing import Any
 
 import numpy as np
-import seqio
 
 from t2t import UserError
 from t2t.configuration.schema import Config, DataConfig
 from t2t.data import vocabularies
 from t2t.data.sources import file_fingerprints
-from t2t.data.tables import columns, examples, labels, reading, task, values
+from t2t.data.tables import columns, examples, labels, reading, values
 from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
 from t2t.losses import answered_by_heads
+from t2t.param_tree import Vocabulary
 from t2t.runtime import hosts
 
 _MEASURED = 1_000  # rows whose lengths are measured
@@ -65,8 +65,10 @@ def spec_of(data: DataConfig) -> TableSpec | None:
   return from_dict(data.table) if data.table else None
 
 
-def make_task(data: DataConfig) -> seqio.Task:
-  """Returns the task of a table; see `task.make`."""
+def make_task(data: DataConfig) -> Any:
+  """Returns the seqio task of a table; see `task.make`."""
+  from t2t.data.tables import task  # imports seqio
+
   return task.make(from_dict(data.table), malformed=data.max_bad_record_fraction)
 
 
@@ -131,12 +133,12 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   return _with_lengths(config, spec, table, vocabulary, by_heads=by_heads)
 
 
-def _encode(text: str, data: DataConfig, vocabulary: seqio.Vocabulary) -> list[int]:
+def _encode(text: str, data: DataConfig, vocabulary: Vocabulary) -> list[int]:
   """Encodes a text as training does: control tokens in it are text, unless config.data.special_tokens is set."""
   return vocabularies.encode_text(vocabulary, text, special_tokens="all" if data.special_tokens else "none")
 
 
-def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: seqio.Vocabulary) -> None:
+def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: Vocabulary) -> None:
   """Refuses classes with equal token ids, which the model could not distinguish."""
   written: dict[tuple[int, ...], str] = {}
   for name in spec.classes if spec.kind == "class" else ():

@@ -1,13 +1,19 @@
 """Conversations as text: one example for each answer of the assistant, with the turns before it as inputs."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from t2t import UserError, did_you_mean
+from t2t.runtime import data_packages
+
+if TYPE_CHECKING:
+  import seqio
+
+tf = data_packages.lazy_module("tensorflow")
 
 # Role -> text of a turn. Each has {content} once; what stands before it in the assistant's text asks for the answer.
 PLAIN = {"system": "{content}\n", "user": "User: {content}\n", "assistant": "Assistant: {content}\n"}

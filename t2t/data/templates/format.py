@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import pathlib
 import re
 import string
@@ -102,6 +103,7 @@ class Filled(NamedTuple):
       return f"{self.header}{self.before}", "", lambda word: f"{self.space}{word}{self.after}"
     if blank != "sentinel" and not self.after.strip():
       return f"{self.header}{self.before}", "", lambda word: word
+    # As in T5's pre-training, where the next sentinel ends the span (Raffel et al. 2020, section 3.1.4).
     inputs = f"{self.header}{self.before}{self.space}<extra_id_0>{self.after}"
     return inputs, "", lambda word: f"<extra_id_0> {word} <extra_id_1>"
 
@@ -232,8 +234,9 @@ def has_fields(text: str) -> bool:
   return any(isinstance(piece, TemplateField) for piece in pieces(text))
 
 
+@functools.lru_cache(maxsize=1_024)  # each record reads the pieces of its template
 def pieces(text: str, *, where: str = "") -> list[str | TemplateField]:
-  """Splits the text of a template into literals, fields and `BLANK`.
+  """Splits the text of a template into literals, fields and `BLANK`; callers must not change the list.
 
   In:  "{premise}? {blank}, {hypothesis}"
   Out: [TemplateField("premise"), "? ", BLANK, ", ", TemplateField("hypothesis")]; {{ and }} are braces
@@ -303,7 +306,9 @@ def load(
     tables = tomllib.loads(path.read_text())
   except (OSError, UnicodeDecodeError) as error:
     known = ", ".join(shipped())
-    raise UserError(f"{where}: cannot be read ({type(error).__name__}); give a TOML file, or one of {known}") from error
+    problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({type(error).__name__})"
+    near = did_you_mean(spec, shipped())
+    raise UserError(f"{where}: {problem}; give a TOML file, or one of {known}{near}") from error
   except (tomllib.TOMLDecodeError, RecursionError) as error:
     raise UserError(f"{where}: not a TOML file ({error}); correct the file") from error
   templates = {task: _of_task(task, rows, where) for task, rows in tables.items()}

@@ -12,13 +12,12 @@ import tensorflow as tf
 from t2t import UserError, did_you_mean
 from t2t.data import preprocessors, registry, vocabularies
 from t2t.data.templates import chat
-from t2t.data.templates.format import Template
+from t2t.data.templates.format import Filled, Template
 from t2t.feature_spec import UNKNOWN
 from t2t.models.architecture import architecture_of
 
 Features = dict[str, Any]
 
-BLANKS = ("auto", "sentinel")
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 # Fields of an example that only heads read.
 _OF_HEADS = ("head", "parts", "candidates", "classes")
@@ -239,25 +238,25 @@ def compose(
   vocabulary = output_features["inputs" if "inputs" in output_features else "targets"].vocabulary
   check_sentinel(vocabulary, templates, form=form, blank=blank)
 
+  def read(before, after, space, header, words) -> tuple[np.ndarray, np.ndarray]:
+    filled = Filled(_text(before), _text(after), _text(space), _text(header), (), 0, 0)
+    inputs, behind, complete = filled.read_by(form, blank)
+    return _array([inputs, behind]), _array([complete(word) for word in _text(words)])
+
   @tf.autograph.experimental.do_not_convert
   def written(example: Features) -> Features:
-    before, after, space = (example[f"blank_{name}"] for name in ("before", "after", "space"))
-    suffix = {}
-    if form == "text":
-      at_end = (tf.strings.strip(after) == "") & (blank != "sentinel")
-      inputs = tf.where(at_end, before, tf.strings.join([before, space, "<extra_id_0>", after]))
-      # As in T5's pre-training, where the next sentinel ends the span (Raffel et al. 2020, section 3.1.4).
-      complete = lambda word: tf.where(at_end, word, tf.strings.join(["<extra_id_0> ", word, " <extra_id_1>"]))
-    elif form == "continuation":
-      inputs, complete = before, lambda word: tf.strings.join([space, word, after])
-    else:
-      inputs, complete = before, lambda word: tf.strings.join([space, word])
-      suffix = {"suffix": tf.cast(vocabulary.encode_tf(after), tf.int32)}
-    word = example["blank_word"]
-    targets = tf.where(word == UNKNOWN, word, complete(word))
+    parts = [example[name] for name in ("blank_before", "blank_after", "blank_space", "header")]
+    word, words = example["blank_word"], example.get("blank_words", tf.constant([], tf.string))
+    texts, completed = tf.numpy_function(
+      read, [*parts, tf.concat([[word], words], axis=0)], (tf.string, tf.string), stateful=False
+    )
+    inputs, behind = tf.unstack(tf.ensure_shape(texts, [2]))
+    completed = tf.ensure_shape(completed, [None])
+    suffix = {"suffix": tf.cast(vocabulary.encode_tf(behind), tf.int32)} if form == "cloze" else {}
+    targets = tf.where(word == UNKNOWN, word, completed[0])
     options = {}
     if "blank_words" in example:
-      options = {"options": complete(example["blank_words"]), "option_labels": example["blank_labels"]}
+      options = {"options": completed[1:], "option_labels": example["blank_labels"]}
     kept = {
       name: x
       for name, x in example.items()
@@ -265,7 +264,7 @@ def compose(
     }
     return {
       **kept,
-      "inputs": tf.strings.join([example["header"], inputs]),
+      "inputs": inputs,
       "targets": targets,
       "gold": example["targets"],
       **options,
@@ -356,7 +355,7 @@ def apply(task: seqio.Task, templates: Mapping[str, Sequence[Template]], *, wher
     task: stays unchanged.
     templates: task name -> templates.
     where: the user's key, for messages.
-    blank: one of `BLANKS`.
+    blank: value of config.data.template_blank.
 
   Raises:
     UserError: there is no template for the task.

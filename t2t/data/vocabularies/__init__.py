@@ -40,7 +40,17 @@ from t2t.data.vocabularies.reserved_ids import (
   token_bytes,
   token_texts,
 )
-from t2t.data.vocabularies.vocab_checkpoint import check_same, check_saved, compare_start, digest, save, saved_extra_ids
+from t2t.data.vocabularies.vocab_checkpoint import (
+  check_run,
+  check_same,
+  check_saved,
+  compare_start,
+  digest,
+  named,
+  save,
+  saved_extra_ids,
+  unnamed,
+)
 
 # tf.data already encodes several texts in parallel. Threads of the library would compete with it, and the library warns
 # if a process with such threads forks.
@@ -54,6 +64,7 @@ __all__ = [
   "as_text",
   "bos_id",
   "check",
+  "check_run",
   "check_same",
   "check_saved",
   "cls_id",
@@ -68,6 +79,7 @@ __all__ = [
   "framing_ids",
   "load",
   "mask_id",
+  "named",
   "num_sentinels",
   "ordinary_ids",
   "pads_with_zero",
@@ -83,4 +95,5 @@ __all__ = [
   "t5_vocabulary",
   "token_bytes",
   "token_texts",
+  "unnamed",
 ]

@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Sequence
 import os
 
-import seqio
-
 from t2t.data.vocabularies import reserved_ids as ids_lib
+from t2t.param_tree import Vocabulary
 
 _CONTEXT = 16  # previous ids decoded together with a continuation
 _UNFINISHED = "\ufffd"  # decoded form of an incomplete character
 
 
-def decode_continuation(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> str:
+def decode_continuation(vocabulary: Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> str:
   """Returns the text that `ids` add after `prefix_ids`, with its leading space.
 
   In:  " of" as prefix, " the", " number" in T5's vocabulary
@@ -28,7 +27,7 @@ def decode_continuation(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int],
   return "".join(_decoded(vocabulary, *run)[0] for run in _runs(vocabulary, prefix_ids, ids) if run is not None)
 
 
-def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
+def continuation_texts(vocabulary: Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
   """Returns the text that each id adds; concatenated, the texts are `decode_continuation`.
 
   In:  [] as prefix, the bytes 72, 105, 195, 169 of "Hié"
@@ -43,7 +42,7 @@ def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], 
 
 
 def _runs(
-  vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]
+  vocabulary: Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]
 ) -> Iterator[tuple[list[int], list[int]] | None]:
   """Yields ids of each text with their preceding ids, and None for each framing id."""
   framing = ids_lib.framing_ids(vocabulary)
@@ -60,7 +59,7 @@ def _runs(
   yield prefix, text_ids
 
 
-def _decoded(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> tuple[str, list[int], str, str]:
+def _decoded(vocabulary: Vocabulary, prefix: list[int], ids: list[int]) -> tuple[str, list[int], str, str]:
   """Returns the text that `ids` add to `prefix`, the context used for decoding, and the texts before and after."""
   context = prefix[-_CONTEXT:]
   before = vocabulary.decode(context)
@@ -70,7 +69,7 @@ def _decoded(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) ->
   return text[len(os.path.commonprefix([before, text])) :] if ids else "", context, before, text
 
 
-def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> list[str]:
+def _added(vocabulary: Vocabulary, prefix: list[int], ids: list[int]) -> list[str]:
   """Returns the text that each id adds to the text of `prefix`; there are no framing ids."""
   if not ids:
     return []
@@ -79,7 +78,7 @@ def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> l
   return texts if "".join(texts) == whole_text else _by_prefixes(vocabulary, context, ids, before, text)
 
 
-def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int]) -> list[str]:
+def _by_window(vocabulary: Vocabulary, context: list[int], ids: list[int]) -> list[str]:
   """Decodes each token with a few previous tokens, in linear time."""
   everything = [*context, *ids]
   begin, context_end, texts = 0, len(context), []
@@ -99,7 +98,7 @@ def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int])
   return texts
 
 
-def _by_prefixes(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int], before: str, text: str) -> list[str]:
+def _by_prefixes(vocabulary: Vocabulary, context: list[int], ids: list[int], before: str, text: str) -> list[str]:
   """Decodes each prefix of the ids, for vocabularies whose later ids change the text of earlier ids."""
   ends = [len(os.path.commonprefix([before, text]))]
   for number in range(1, len(ids)):

@@ -4,6 +4,8 @@ Published tokenizers read "[MASK]" or "<extra_id_0>" in a text as the control to
 letters. Read as control tokens, "[PAD]" would have no loss, and "[MASK]" would become a target.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import copy
@@ -14,10 +16,13 @@ from etils import epath
 import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
-import seqio
-import tensorflow as tf
 
 from t2t import UserError
+from t2t.data import vocabulary_classes
+from t2t.param_tree import Vocabulary
+from t2t.runtime import data_packages
+
+tf = data_packages.lazy_module("tensorflow")
 
 # Special tokens by function; the first that a vocabulary has is used. [SEP] precedes </s> and <|endoftext|>, because a
 # vocabulary of the BERT family may contain these as text (ModernBERT), never the reverse.
@@ -49,7 +54,7 @@ _ANY_PROTECTED = re.compile(f"[{''.join(_PLAIN)}]")
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
 
-def control_tokens(vocabulary: seqio.Vocabulary) -> dict[str, int]:
+def control_tokens(vocabulary: Vocabulary) -> dict[str, int]:
   """Returns the control tokens that a text can spell, by name -> id.
 
   In:  T5's 32,000 tokens and 100 sentinels
@@ -67,7 +72,7 @@ def is_blank(name: str) -> bool:
   return name in _BLANKS or _SENTINEL.fullmatch(name) is not None
 
 
-def count(vocabulary: seqio.Vocabulary, texts: Iterable[str]) -> dict[str, int]:
+def count(vocabulary: Vocabulary, texts: Iterable[str]) -> dict[str, int]:
   """Counts the control tokens that texts spell, by name, in decreasing frequency; only names that occur.
 
   In:  BERT's vocabulary, ["a [PAD] [PAD]", "[MASK]"]
@@ -83,7 +88,7 @@ def count(vocabulary: seqio.Vocabulary, texts: Iterable[str]) -> dict[str, int]:
 # ---- Ids -------------------------------------------------------------------------------------------------------------
 
 
-def encode_text(vocabulary: seqio.Vocabulary, text: str, *, special_tokens: str = "none") -> list[int]:
+def encode_text(vocabulary: Vocabulary, text: str, *, special_tokens: str = "none") -> list[int]:
   """Encodes a text; letters that spell a control token are text, unless `special_tokens` accepts it.
 
   In:  BERT's vocabulary, "a [MASK]"
@@ -110,7 +115,7 @@ def encode_text(vocabulary: seqio.Vocabulary, text: str, *, special_tokens: str 
   return reader.encode(text, accept=_accepted(reader, special_tokens))
 
 
-def _accepted(reader: "Reader", special_tokens: str) -> frozenset[str]:
+def _accepted(reader: Reader, special_tokens: str) -> frozenset[str]:
   if special_tokens not in CHOICES:
     raise UserError(f"special_tokens={special_tokens!r} is not valid; give one of {', '.join(CHOICES)}")
   if special_tokens == "none":
@@ -118,12 +123,12 @@ def _accepted(reader: "Reader", special_tokens: str) -> frozenset[str]:
   return frozenset(name for name in reader.names if special_tokens == "all" or is_blank(name))
 
 
-def as_text(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
+def as_text(vocabulary: Vocabulary) -> Vocabulary:
   """Returns an equal vocabulary that encodes names of control tokens as text."""
   return _variant(vocabulary, _AsText)
 
 
-def as_formatted(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
+def as_formatted(vocabulary: Vocabulary) -> Vocabulary:
   """Returns an equal vocabulary that reads names of control tokens as such, except where `protect` was applied.
 
   A task's format adds control tokens to records; the records' own text is protected before.
@@ -131,14 +136,14 @@ def as_formatted(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
   return _variant(vocabulary, _AsFormatted)
 
 
-def as_published(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
+def as_published(vocabulary: Vocabulary) -> Vocabulary:
   """Returns the original of a vocabulary from `as_text` or `as_formatted`; other vocabularies unchanged."""
   return getattr(vocabulary, "_published", vocabulary)
 
 
-def _variant(vocabulary: seqio.Vocabulary, kind: type) -> seqio.Vocabulary:
+def _variant(vocabulary: Vocabulary, kind: type) -> Vocabulary:
   vocabulary = as_published(vocabulary)
-  if not isinstance(vocabulary, FileVocabulary | seqio.SentencePieceVocabulary):
+  if not (isinstance(vocabulary, FileVocabulary) or vocabulary_classes.is_sentencepiece(vocabulary)):
     return vocabulary
   variant = copy.copy(vocabulary)
   variant.__class__ = _class_of(type(vocabulary), kind)
@@ -154,10 +159,10 @@ def _class_of(base: type, kind: type) -> type:
 class _Variant:
   """A vocabulary that differs from the published tokenizer only in its encoding."""
 
-  _published: seqio.Vocabulary
+  _published: Vocabulary
 
   @functools.cached_property
-  def _reader(self) -> "Reader":
+  def _reader(self) -> Reader:
     return _reader(self._published)
 
   def __getstate__(self):
@@ -211,7 +216,7 @@ def string_of(text: str | bytes) -> str:
 # ---- Protection ------------------------------------------------------------------------------------------------------
 
 
-def protect(vocabularies: Sequence[seqio.Vocabulary]) -> Callable[[tf.Tensor], tf.Tensor] | None:
+def protect(vocabularies: Sequence[Vocabulary]) -> Callable[[tf.Tensor], tf.Tensor] | None:
   """Returns a function that protects names of control tokens in strings of any shape; None if there are no names.
 
   In:  "a [MASK] b"
@@ -324,7 +329,7 @@ class Reader:
     raise NotImplementedError
 
 
-class FileVocabulary(seqio.Vocabulary):
+class FileVocabulary(vocabulary_classes.BaseVocabulary):
   """A vocabulary of a kind that seqio lacks, see subwords.py.
 
   files: files of the vocabulary.
@@ -355,12 +360,12 @@ def by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tens
   return tf.ensure_shape(tf.numpy_function(encode_one, [texts], tf.int32, stateful=False), [None])
 
 
-def _reader(vocabulary: seqio.Vocabulary) -> Reader | None:
+def _reader(vocabulary: Vocabulary) -> Reader | None:
   """Returns None for vocabularies without control tokens in texts (bytes), and for custom classes."""
   vocabulary = as_published(vocabulary)
   if isinstance(vocabulary, FileVocabulary):
     return vocabulary.reader()
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  if vocabulary_classes.is_sentencepiece(vocabulary):
     return _sentencepiece_reader(vocabulary.sp_model)
   return None
 

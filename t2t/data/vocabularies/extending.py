@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 import functools
 import pathlib
 import re
-import sys
 import tempfile
 
 from etils import epath
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
-import seqio
 
 from t2t import UserError
+from t2t.data import vocabulary_classes
 from t2t.data.vocabularies import reserved_ids, subwords, training
+from t2t.data.vocabulary_classes import SentencePieceVocabulary
 from t2t.runtime import cache_folder
 
 
@@ -63,7 +63,7 @@ def kind_of(given: str) -> str:
   if isinstance(vocabulary, subwords.SubwordVocabulary) and vocabulary.files[0].suffix == ".txt":
     return "wordpiece"
   unigram = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary) and _proto(vocabulary).trainer_spec.model_type == unigram:
+  if vocabulary_classes.is_sentencepiece(vocabulary) and _proto(vocabulary).trainer_spec.model_type == unigram:
     return "sentencepiece"
   raise UserError(
     f"--extend {given}: only WordPiece (vocab.txt) and SentencePiece unigram models can be extended, because "
@@ -71,17 +71,17 @@ def kind_of(given: str) -> str:
   )
 
 
-def _proto(vocabulary: seqio.SentencePieceVocabulary) -> sentencepiece_model_pb2.ModelProto:
+def _proto(vocabulary: SentencePieceVocabulary) -> sentencepiece_model_pb2.ModelProto:
   return sentencepiece_model_pb2.ModelProto.FromString(epath.Path(vocabulary.sentencepiece_model_file).read_bytes())
 
 
 def _wordpieces(lines: Sequence[str], size: int, folder: str, *, cased: bool) -> dict[str, float]:
-  path = training.train_wordpiece(lines, size=size, output_dir=folder, max_sentences=sys.maxsize, cased=cased)
+  path = training.train_wordpiece(lines, size=size, output_dir=folder, cased=cased)
   return dict.fromkeys(path.read_text().split("\n")[:-1], 0.0)
 
 
 def _sentencepieces(lines: Sequence[str], size: int, folder: str) -> dict[str, float]:
-  path = training.train_sentencepiece(lines, size=size, output_dir=folder, max_sentences=sys.maxsize)
+  path = training.train_sentencepiece(lines, size=size, output_dir=folder)
   model = sentencepiece.SentencePieceProcessor(model_file=str(path))
   ordinary = (i for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
   return {model.id_to_piece(i): model.get_score(i) for i in ordinary}

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 import dataclasses
 
-import seqio
-
 from t2t.data.vocabularies import control_tokens
+from t2t.param_tree import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Division:
     return self.split / max(self.words, 1)
 
 
-def measure(vocabulary: seqio.Vocabulary, lines: Iterable[str]) -> Division:
+def measure(vocabulary: Vocabulary, lines: Iterable[str]) -> Division:
   """Counts tokens of lines of text without surrounding white space.
 
   In:  "a bc", in a vocabulary with the tokens " a", " b" and "c"

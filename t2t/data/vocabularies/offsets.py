@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-import seqio
 
 from t2t import UserError
+from t2t.data import vocabulary_classes
 from t2t.data.vocabularies import control_tokens
+from t2t.param_tree import Vocabulary
 
 
 class Tokens(NamedTuple):
@@ -21,7 +22,7 @@ class Tokens(NamedTuple):
   ends: np.ndarray
 
 
-def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
+def tokens_of(vocabulary: Vocabulary, text: str) -> Tokens:
   """Returns the ids of `vocabulary.encode(text)` with their offsets.
 
   In:  "Où es-tu?" in T5's vocabulary
@@ -36,9 +37,9 @@ def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
   """
   if hasattr(vocabulary, "encode_with_offsets"):
     tokens = vocabulary.encode_with_offsets(text)
-  elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  elif vocabulary_classes.is_sentencepiece(vocabulary):
     tokens = control_tokens.sentencepiece_offsets(vocabulary.tokenizer, text)
-  elif isinstance(vocabulary, seqio.ByteVocabulary):
+  elif vocabulary_classes.is_bytes(vocabulary):
     byte_ranges = [(number, number + 1) for number, character in enumerate(text) for _ in character.encode()]
     tokens = [(i, *range_) for i, range_ in zip(vocabulary.encode(text), byte_ranges, strict=True)]
   else:

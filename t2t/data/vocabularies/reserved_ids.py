@@ -8,11 +8,12 @@ from absl import logging
 from etils import epath
 import numpy as np
 import sentencepiece
-import seqio
-import tensorflow as tf
 
 from t2t import UserError
+from t2t.data import vocabulary_classes
 from t2t.data.vocabularies import control_tokens
+from t2t.data.vocabulary_classes import SentencePieceVocabulary
+from t2t.param_tree import Vocabulary
 from t2t.storage import gcs, vocabulary_files
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids, which fit an embedding of 33 x 128 = 4,224 rows
@@ -20,7 +21,7 @@ _SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*
 _DOCS_CHARACTERS = 4_000_000  # training text of the docs vocabulary: 4 s on two cores; more text changes few tokens
 
 
-def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
+def load(spec: str, *, extra_ids: int = 100) -> Vocabulary:
   """Loads the vocabulary that `spec` names, with `extra_ids` sentinels after its ids.
 
   Args:
@@ -36,9 +37,9 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   if not spec:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
-    return seqio.ByteVocabulary(extra_ids=extra_ids)
-  gcs.check(spec, where="config.data.vocabulary=")
+    return vocabulary_classes.ByteVocabulary(extra_ids=extra_ids)
   where = f"config.data.vocabulary={spec}"
+  spec = gcs.fetched(spec, where="config.data.vocabulary=", vocabulary=True)
   path = epath.Path(spec).expanduser()
   if not path.exists():
     from t2t.storage import hub
@@ -56,7 +57,7 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     vocabulary.load_model()
     return vocabulary
   _check_model(path, extra_ids, where)
-  return seqio.SentencePieceVocabulary(str(path), extra_ids=extra_ids)
+  return SentencePieceVocabulary(str(path), extra_ids=extra_ids)
 
 
 _WHAT_TO_GIVE = (
@@ -100,7 +101,7 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
     )
   # Llama has no pad token. Its id 0 is the unknown token, which never occurs, because unknown characters become bytes.
   free = model.is_unknown(0) or model.is_control(0)
-  if model.pad_id() != seqio.vocabularies.PAD_ID and not (model.pad_id() < 0 and free):
+  if model.pad_id() != vocabulary_classes.PAD_ID and not (model.pad_id() < 0 and free):
     reason = f'has no pad token and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
     raise UserError(
       f"{where}: the model {reason}, but padding must be id 0. Train a model with `t2t vocab train`, or set pad_id=0 in"
@@ -117,7 +118,7 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
     )
 
 
-def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
+def check(vocabulary: Vocabulary, model_vocab_size: int) -> None:
   """Checks that every id has a row in the embedding.
 
   Raises:
@@ -133,18 +134,18 @@ def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
     )
 
 
-def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
+def num_sentinels(vocabulary: Vocabulary) -> int:
   """Returns the number of sentinels: the added ones, or for plain bytes the last 100 ids, as in ByT5.
 
   UTF-8 never uses the bytes 0xF5 to 0xFF. Others of the last 100 occur only in characters that are rare in most text
   (Xue et al. 2022, section 3.1).
   """
-  if isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids:
+  if vocabulary_classes.is_bytes(vocabulary) and not vocabulary.extra_ids:
     return 100
   return vocabulary.extra_ids
 
 
-def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
+def sentinel_ids(vocabulary: Vocabulary, count: int) -> list[int]:
   """Returns ids of <extra_id_0>, <extra_id_1>, ..., which decrease from the vocabulary's last id.
 
   In:  T5's 32,000 tokens and 100 sentinels, count 3
@@ -161,20 +162,20 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   return [vocabulary.vocab_size - 1 - i for i in range(count)]
 
 
-def pads_with_zero(vocabulary: seqio.Vocabulary) -> bool:
+def pads_with_zero(vocabulary: Vocabulary) -> bool:
   """Returns True if id 0 is padding; in GPT-2 it is "!", in RoBERTa <s>."""
   return vocabulary.pad_id == 0
 
 
-def bos_id(vocabulary: seqio.Vocabulary) -> int:
+def bos_id(vocabulary: Vocabulary) -> int:
   """Returns the first decoder input: the vocabulary's BOS, else 0 if 0 is padding (T5), else EOS (GPT-2)."""
-  vocabulary_bos = None if isinstance(vocabulary, seqio.ByteVocabulary) else vocabulary.bos_id
+  vocabulary_bos = None if vocabulary_classes.is_bytes(vocabulary) else vocabulary.bos_id
   if vocabulary_bos is not None and vocabulary_bos >= 0:
     return vocabulary_bos
   return 0 if pads_with_zero(vocabulary) else vocabulary.eos_id
 
 
-def mask_id(vocabulary: seqio.Vocabulary) -> int:
+def mask_id(vocabulary: Vocabulary) -> int:
   """Returns the id of the mask: [MASK] or <mask>, else <extra_id_0>.
 
   Raises:
@@ -189,7 +190,7 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int:
   return token_id
 
 
-def find_mask_id(vocabulary: seqio.Vocabulary) -> int | None:
+def find_mask_id(vocabulary: Vocabulary) -> int | None:
   """Returns `mask_id`, or None if the vocabulary has no such id."""
   token_id = _own_id(vocabulary, "mask")
   if token_id is not None:
@@ -197,30 +198,30 @@ def find_mask_id(vocabulary: seqio.Vocabulary) -> int | None:
   return sentinel_ids(vocabulary, 1)[0] if num_sentinels(vocabulary) else None
 
 
-def cls_id(vocabulary: seqio.Vocabulary) -> int | None:
+def cls_id(vocabulary: Vocabulary) -> int | None:
   """Returns the id at the start of BERT's inputs ([CLS], in RoBERTa <s>), or None."""
   return _own_id(vocabulary, "cls")
 
 
-def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
+def sep_id(vocabulary: Vocabulary) -> int | None:
   """Returns the id at the end of each text of BERT's inputs ([SEP], in RoBERTa </s>), or None."""
   return _own_id(vocabulary, "sep")
 
 
-def starts_with_bos(vocabulary: seqio.Vocabulary) -> bool:
+def starts_with_bos(vocabulary: Vocabulary) -> bool:
   """Returns True if BOS serves as [CLS] (RoBERTa); False for a [CLS] that is declared as BOS (ALBERT)."""
   token_id, names = cls_id(vocabulary), control_tokens.NAMES["cls"]
   return token_id is not None and token_id == bos_id(vocabulary) and token_texts(vocabulary)[token_id] not in names
 
 
-def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
+def framing_ids(vocabulary: Vocabulary) -> set[int]:
   """Returns ids that frame a text without being part of it: padding, BOS, EOS, [CLS], [SEP]."""
   return {vocabulary.pad_id, vocabulary.eos_id, bos_id(vocabulary), cls_id(vocabulary), sep_id(vocabulary)} - {None}
 
 
-def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
+def _own_id(vocabulary: Vocabulary, kind: str) -> int | None:
   """Returns the id of a token by its function, a key of `control_tokens.NAMES`, or None."""
-  if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  if not vocabulary_classes.is_sentencepiece(vocabulary):
     return getattr(vocabulary, f"{kind}_id", None)
   model, names = vocabulary.tokenizer, control_tokens.NAMES[kind]
   # The model returns the unknown id for a missing token.
@@ -228,7 +229,7 @@ def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
   return token_ids[0] if token_ids else None
 
 
-def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> list[str]:
+def token_texts(vocabulary: Vocabulary, *, errors: str = "replace") -> list[str]:
   """Returns the text of each id, with a leading space if it starts a word; special ids and sentinels have their names.
 
   In:  T5's 32,000 tokens and 100 sentinels
@@ -237,26 +238,26 @@ def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> lis
   A part of a character (byte-level BPE and bytes) is U+FFFD, the replacement character; with errors="surrogateescape"
   it is a distinct surrogate.
   """
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  if vocabulary_classes.is_sentencepiece(vocabulary):
     pieces = vocabulary.tokenizer.id_to_piece(list(range(vocabulary.vocab_size)))
     return [piece[1:] if vocabulary_files.SENTINEL.fullmatch(piece) else piece.replace("▁", " ") for piece in pieces]
-  if isinstance(vocabulary, seqio.ByteVocabulary):
+  if vocabulary_classes.is_bytes(vocabulary):
     texts = ["<pad>", "</s>", "<unk>", *(bytes([byte]).decode(errors=errors) for byte in range(256))]
   else:
     texts = vocabulary.token_texts() if errors == "replace" else vocabulary.token_texts(errors=errors)
   return texts + [f"<extra_id_{i}>" for i in reversed(range(vocabulary.extra_ids))]
 
 
-def token_bytes(vocabulary: seqio.Vocabulary) -> np.ndarray | None:
+def token_bytes(vocabulary: Vocabulary) -> np.ndarray | None:
   """Returns the number of UTF-8 bytes of each id's text, int32 [vocab_size]; 0 for special ids and sentinels.
 
   None for vocabularies that change the text, such as WordPiece.
   """
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  if vocabulary_classes.is_sentencepiece(vocabulary):
     model, texts = vocabulary.tokenizer, token_texts(vocabulary)
     sizes = [1 if model.is_byte(i) else len(text.encode()) for i, text in enumerate(texts[: model.get_piece_size()])]
     sizes += [0] * (vocabulary.vocab_size - len(sizes))
-  elif isinstance(vocabulary, seqio.ByteVocabulary):
+  elif vocabulary_classes.is_bytes(vocabulary):
     sizes = [1] * vocabulary.vocab_size
   else:
     encoded = [text.encode(errors="surrogateescape") for text in token_texts(vocabulary, errors="surrogateescape")]
@@ -268,9 +269,9 @@ def token_bytes(vocabulary: seqio.Vocabulary) -> np.ndarray | None:
   return array
 
 
-def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
+def special_ids(vocabulary: Vocabulary) -> set[int]:
   """Returns ids that no text has: padding, EOS, unknown, mask, reserved ids, and added sentinels."""
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  if vocabulary_classes.is_sentencepiece(vocabulary):
     model = vocabulary.tokenizer
     special = {
       i
@@ -282,11 +283,11 @@ def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
     }
     named = (_own_id(vocabulary, kind) for kind in ("mask", "cls", "sep"))
     return special | {token_id for token_id in named if token_id is not None}
-  token_ids = {0, 1, 2} if isinstance(vocabulary, seqio.ByteVocabulary) else set(vocabulary.special_ids)
+  token_ids = {0, 1, 2} if vocabulary_classes.is_bytes(vocabulary) else set(vocabulary.special_ids)
   return token_ids | set(range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size))
 
 
-def starts_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def starts_word(vocabulary: Vocabulary) -> np.ndarray:
   """Returns which ids start a word, bool [vocab_size]; special ids and sentinels are separate words.
 
   White space separates words; in a WordPiece vocabulary also punctuation, as in BERT's whole-word masking. The first
@@ -297,7 +298,7 @@ def starts_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
   return starts
 
 
-def ends_sentence(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def ends_sentence(vocabulary: Vocabulary) -> np.ndarray:
   """Returns which ids end a sentence, bool [vocab_size]: . ! ? or similar, with closing quotes or brackets, or a line
   break.
   """
@@ -306,7 +307,7 @@ def ends_sentence(vocabulary: seqio.Vocabulary) -> np.ndarray:
   return ends
 
 
-def ordinary_ids(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
   """Returns the ids of text, int32 and ascending: neither special ids nor sentinels."""
   special = special_ids(vocabulary)
   # Bytes without added sentinels use their last ids as sentinels.
@@ -314,33 +315,30 @@ def ordinary_ids(vocabulary: seqio.Vocabulary) -> np.ndarray:
   return np.array([i for i in range(text_ids) if i not in special], np.int32)
 
 
-def t5_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
+def t5_vocabulary(*, extra_ids: int = 100) -> SentencePieceVocabulary:
   """Returns T5's vocabulary, 32,000 tokens and `extra_ids` sentinels; it is read from its bucket on first use."""
   return _PublishedVocabulary("gs://t5-data/vocabs/cc_all.32000/sentencepiece.model", extra_ids=extra_ids)
 
 
-class _PublishedVocabulary(seqio.SentencePieceVocabulary):
+class _PublishedVocabulary(SentencePieceVocabulary):
   """A vocabulary that a registered task names, with an error that suggests alternatives if it cannot be read."""
 
-  # seqio reads the model here on every access; there is no public method to override.
   def _model_context(self):
     try:
       return super()._model_context()
-    except (tf.errors.OpError, OSError) as error:
-      reason = str(error).partition("error details: ")[2].partition("\n")[0] or str(error)
+    except OSError as error:
       raise UserError(
-        f"the task's vocabulary, {self.sentencepiece_model_file}, cannot be read ({reason}). Set "
+        f"the task's vocabulary, {self.sentencepiece_model_file}, cannot be read ({error}). Set "
         "config.data.vocabulary to a copy of this file, or to another vocabulary."
       ) from error
 
 
-class _DocsVocabulary(seqio.SentencePieceVocabulary):
+class _DocsVocabulary(SentencePieceVocabulary):
   """The vocabulary of the embedded default; its model is trained on first use, not when a task names it."""
 
   def __init__(self, *, extra_ids: int):
     super().__init__("docs/spiece.model", extra_ids=extra_ids)
 
-  # seqio reads the model here, always from the file of its constructor.
   def _model_context(self):
     if self._model is None:
       self._sentencepiece_model_file = str(_docs_model())
@@ -368,7 +366,7 @@ def _docs_model() -> pathlib.Path:
   return training.train_sentencepiece(texts, size=DOCS_SIZE, output_dir=path.parent, character_coverage=1.0)
 
 
-def docs_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
+def docs_vocabulary(*, extra_ids: int = 100) -> SentencePieceVocabulary:
   """Returns the SentencePiece vocabulary of the installed documentation, 4,096 tokens and `extra_ids` sentinels.
 
   The first use on a machine reads the documentation and trains the model (about 10 s). Later uses load it from the

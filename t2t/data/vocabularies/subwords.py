@@ -3,6 +3,8 @@
 Ids equal the ids of the published tokenizers exactly; the `tokenizers` library does the work.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Sequence
 import dataclasses
 import functools
@@ -12,14 +14,16 @@ import re
 
 from etils import epath
 import numpy as np
-import tensorflow as tf
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from t2t import UserError
 from t2t.data.vocabularies import control_tokens
+from t2t.runtime import data_packages
 from t2t.storage import gcs, vocabulary_files
 from t2t.storage.safe_read import COPY_AGAIN
+
+tf = data_packages.lazy_module("tensorflow")
 
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
@@ -48,7 +52,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     self._path = str(path)
 
   @functools.cached_property
-  def _file(self) -> "_File":
+  def _file(self) -> _File:
     file = _read(self._path)
     sentinels = [piece for piece in file.ids if SENTINEL.fullmatch(piece)]
     if sentinels and self.extra_ids:
@@ -155,7 +159,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     """
     return [text.encode(errors="surrogateescape").decode(errors=errors) for text in self._file.texts]
 
-  def reader(self) -> "_Subwords":
+  def reader(self) -> _Subwords:
     """Returns an encoder for texts without control tokens."""
     return _reader(self.content, self.special_ids, self.extra_ids)
 

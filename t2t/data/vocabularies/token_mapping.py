@@ -2,12 +2,11 @@
 
 import collections
 
-import seqio
-
 from t2t.data.vocabularies import reserved_ids
+from t2t.param_tree import Vocabulary
 
 
-def old_pieces(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> list[list[int]]:
+def old_pieces(trained: Vocabulary, configured: Vocabulary) -> list[list[int]]:
   """Maps each id of `configured` to ids of `trained`: the same token, else the tokens that spell it, else [].
 
   In:  trained "[UNK]", "heart", "card", "##io", "##logy"; configured the same and "cardiology", "##iology", "[MASK]"

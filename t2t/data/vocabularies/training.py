@@ -26,7 +26,6 @@ def train_sentencepiece(
   *,
   size: int,
   output_dir: str | pathlib.Path,
-  max_sentences: int = 1_000_000,
   character_coverage: float | None = None,
   byte_fallback: bool = False,
   symbols: Sequence[str] = (),
@@ -37,7 +36,6 @@ def train_sentencepiece(
     texts: documents; long ones are split at spaces into at most 4,000 bytes.
     size: number of tokens, including the three special ones and 256 bytes if any.
     output_dir: local folder; created if missing.
-    max_sentences: maximum number of lines, from the beginning.
     character_coverage: fraction of the text covered by characters with a token; None: `coverage_for` it.
     symbols: strings that are always one token, such as the tags of config.data.language_tags.
     byte_fallback: whether a character without a token becomes UTF-8 bytes instead of unknown.
@@ -53,7 +51,7 @@ def train_sentencepiece(
   if size < 4:
     raise UserError(f"--size {size}: too small for pad, </s>, <unk> and at least one token; give 4 or more")
   model = io.BytesIO()
-  lines = list(sentences(texts, max_sentences))
+  lines = list(sentences(texts))
   if not lines:
     raise UserError("--input: there is no text to train a vocabulary on; give files with text")
   if character_coverage is None:
@@ -119,15 +117,12 @@ def coverage_for(characters: Mapping[str, int], *, size: int) -> float:
 _MAX_LINE_BYTES = 4000
 
 
-def sentences(texts: Iterable[str], max_sentences: int):
+def sentences(texts: Iterable[str]) -> Iterator[str]:
   """Yields lines short enough for the trainer, which silently drops longer ones."""
-  count = 0
   for text in texts:
     for line in text.splitlines():
       line = line.strip().replace("\0", "")
       while line:
-        if count >= max_sentences:
-          return
         # A character has at most 4 bytes in UTF-8.
         if len(line) <= _MAX_LINE_BYTES // 4 or len(line.encode()) <= _MAX_LINE_BYTES:
           head, line = line, ""
@@ -135,7 +130,6 @@ def sentences(texts: Iterable[str], max_sentences: int):
           cut = line.rfind(" ", 1, _MAX_LINE_BYTES // 4)
           cut = cut if cut > 0 else _MAX_LINE_BYTES // 4
           head, line = line[:cut], line[cut:].lstrip()
-        count += 1
         yield head
 
 
@@ -181,7 +175,6 @@ def train_wordpiece(
   *,
   size: int,
   output_dir: str | pathlib.Path,
-  max_sentences: int = 1_000_000,
   cased: bool = False,
 ) -> pathlib.Path:
   """Trains a WordPiece vocabulary in BERT's format ([PAD] 0, then [UNK], [CLS], [SEP], [MASK]) and writes vocab.txt.
@@ -190,7 +183,6 @@ def train_wordpiece(
     texts: documents.
     size: number of tokens, the five special ones included.
     output_dir: local folder; created if missing.
-    max_sentences: maximum number of lines, from the beginning.
     cased: whether to keep capitals and accents.
 
   Returns:
@@ -204,7 +196,7 @@ def train_wordpiece(
   tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
   tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
   tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  documents = list(whole_documents(texts, max_sentences))
+  documents = list(texts)
   characters = collections.Counter()
   for document in documents:
     characters.update(tokenizer.normalizer.normalize_str(document))
@@ -228,16 +220,13 @@ def train_wordpiece(
   return path
 
 
-def train_bpe(
-  texts: Iterable[str], *, size: int, output_dir: str | pathlib.Path, max_sentences: int = 1_000_000
-) -> pathlib.Path:
+def train_bpe(texts: Iterable[str], *, size: int, output_dir: str | pathlib.Path) -> pathlib.Path:
   """Trains a byte-level BPE vocabulary (<pad> 0, </s> 1, then the 256 bytes) and writes tokenizer.json.
 
   Args:
     texts: documents.
     size: number of tokens, special tokens and bytes included.
     output_dir: local folder; created if missing.
-    max_sentences: maximum number of lines, from the beginning.
 
   Returns:
     The path of tokenizer.json.
@@ -256,7 +245,7 @@ def train_bpe(
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
-  _train(tokenizer, trainer, whole_documents(texts, max_sentences), size)
+  _train(tokenizer, trainer, texts, size)
   path = pathlib.Path(output_dir) / "tokenizer.json"
   cache_folder.write_atomically(path, tokenizer.to_str(pretty=True).encode())
   return path
@@ -289,16 +278,6 @@ def drawn(lines: Iterable[str], *, size: int, quota: int) -> Iterator[str]:
   for number, line in enumerate(lines):
     for _ in range((number + 1) * quota // size - number * quota // size):
       yield line
-
-
-def whole_documents(texts: Iterable[str], max_sentences: int) -> Iterator[str]:
-  """Yields whole documents, because byte-level BPE has tokens for line breaks, until there are enough lines."""
-  lines = 0
-  for text in texts:
-    if lines >= max_sentences:
-      return
-    lines += text.count("\n") + 1
-    yield text
 
 
 def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], size: int) -> None:

@@ -1,13 +1,16 @@
 """Saves a vocabulary beside a model, and compares vocabularies by content."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import hashlib
+from typing import Any
 
 from etils import epath
-import seqio
 
 from t2t import UserError
+from t2t.data import vocabulary_classes
 from t2t.data.vocabularies import control_tokens, reserved_ids
+from t2t.param_tree import Vocabulary
+from t2t.runtime import hosts
 from t2t.storage import vocabulary_files
 
 # Maximum fraction of ids with other tokens for keeping an embedding; BERT has 994 unused tokens of 30,522, intended for
@@ -15,7 +18,7 @@ from t2t.storage import vocabulary_files
 _OTHER_PIECES = 0.1
 
 
-def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
+def save(vocabulary: Vocabulary, folder: epath.Path) -> None:
   """Copies a vocabulary's files to `folder`, next to the model; `reserved_ids.load` reads them.
 
   A vocabulary of a custom class is not copied.
@@ -33,11 +36,11 @@ def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
     part.replace(folder / name)
 
 
-def _files(vocabulary: seqio.Vocabulary) -> tuple[str, dict[str, bytes]] | None:
+def _files(vocabulary: Vocabulary) -> tuple[str, dict[str, bytes]] | None:
   """Returns the name for `vocabulary_files.Record`, and name -> content of the files; None for a custom class."""
-  if isinstance(vocabulary, seqio.ByteVocabulary):
+  if vocabulary_classes.is_bytes(vocabulary):
     return "bytes", {}
-  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+  if vocabulary_classes.is_sentencepiece(vocabulary):
     vocabulary.load_model()
     return "spiece.model", {"spiece.model": epath.Path(vocabulary.sentencepiece_model_file).read_bytes()}
   if isinstance(vocabulary, control_tokens.FileVocabulary):
@@ -51,7 +54,7 @@ def saved_extra_ids(folder: epath.Path) -> int | None:
   return vocabulary_files.read_record(folder).extra_ids if has_record else None
 
 
-def digest(vocabulary: seqio.Vocabulary) -> str:
+def digest(vocabulary: Vocabulary) -> str:
   """Returns a hash that is equal for vocabularies with equal ids for every text, independent of file names and
   locations.
 
@@ -67,7 +70,46 @@ def digest(vocabulary: seqio.Vocabulary) -> str:
   return hasher.hexdigest()
 
 
-def check_same(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, spec: str) -> None:
+_CONTENT = ", content "
+
+
+def named(spec: str, content_digest: str) -> str:
+  """Returns the name of a vocabulary in the identity of training data.
+
+  In:  "runs/vocabulary/spiece.model", "9f86d081884c7d65"
+  Out: "spiece.model, content 9f86d081884c7d65"
+  """
+  return spec.rsplit("/", 1)[-1] + (f"{_CONTENT}{content_digest}" if content_digest else "")
+
+
+def unnamed(name: str) -> tuple[str, str]:
+  """Returns the file name and the digest of a result of `named`; the digest is "" in names of older versions."""
+  return tuple(name.rsplit(_CONTENT, 1)) if _CONTENT in name else (name, "")
+
+
+def check_run(vocabulary: Vocabulary, copy_folder: epath.Path, saved: Mapping[str, Any] | None, *, spec: str) -> None:
+  """Refuses another vocabulary than at the start of the run, or than on the other hosts.
+
+  Args:
+    vocabulary: vocabulary of the config.
+    copy_folder: folder of the run's own copy.
+    saved: identity of the last checkpoint's data position; None: there is no checkpoint.
+    spec: config.data.vocabulary.
+
+  Raises:
+    UserError: the vocabularies differ.
+  """
+  content_digest = digest(vocabulary)
+  if hosts.share(content_digest) != content_digest:
+    raise UserError(
+      f"config.data.vocabulary={spec}: the vocabulary on this host differs from the vocabulary on the first host. Copy "
+      "the vocabulary from the first host."
+    )
+  if saved is not None:
+    check_saved(vocabulary, copy_folder, noted=unnamed(str(saved.get("data.vocabulary", "")))[1], spec=spec)
+
+
+def check_same(trained: Vocabulary, configured: Vocabulary, *, spec: str) -> None:
   """Checks that a model uses the vocabulary of its training.
 
   Args:
@@ -78,14 +120,14 @@ def check_same(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, spec:
   Raises:
     UserError: they differ; gives the first id with different tokens.
   """
-  if difference := _difference(trained, configured):
+  if text := difference(trained, configured):
     raise UserError(
-      f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference}). Leave"
+      f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({text}). Leave"
       ' config.data.vocabulary empty ("") to use the vocabulary of the checkpoint.'
     )
 
 
-def _difference(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> str:
+def difference(trained: Vocabulary, configured: Vocabulary) -> str:
   """Describes how the run's vocabulary differs from the checkpoint's; "" if it does not."""
   ours, theirs = reserved_ids.token_texts(trained), reserved_ids.token_texts(configured)
   if ours == theirs:
@@ -102,7 +144,7 @@ def _difference(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> str:
   )
 
 
-def check_saved(configured: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:
+def check_saved(configured: Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:
   """Checks that a resumed run has the vocabulary that it started with, before its copy is rewritten.
 
   Args:
@@ -130,18 +172,18 @@ def check_saved(configured: seqio.Vocabulary, folder: epath.Path, *, noted: str,
   if saved_digest == now or saved_copy is None and not noted:
     return
   if saved_copy is None:
-    difference, remedy = f"the copy in {folder} differs, too", "Restore the original vocabulary with"
+    found, remedy = f"the copy in {folder} differs, too", "Restore the original vocabulary with"
   else:
-    difference = _difference(saved_copy, configured) or "the same tokens, but other scores, merges or rules"
+    found = difference(saved_copy, configured) or "the same tokens, but other scores, merges or rules"
     remedy = f"Use the run's vocabulary with --config.data.vocabulary={folder}"
   raise UserError(
-    f"config.data.vocabulary={spec}: this run started with another vocabulary ({difference}). {remedy} "
+    f"config.data.vocabulary={spec}: this run started with another vocabulary ({found}). {remedy} "
     f"--config.data.extra_ids={configured.extra_ids if saved_copy is None else saved_copy.extra_ids}, or start a "
     "run in another --workdir."
   )
 
 
-def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, where: str, by_ids: Sequence[str]) -> str:
+def compare_start(trained: Vocabulary, configured: Vocabulary, *, where: str, by_ids: Sequence[str]) -> str:
   """Describes the differences for a model that keeps its embedding with another vocabulary; "" if there are none.
 
   Args:
@@ -155,12 +197,12 @@ def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, wh
   """
   if not digest(trained) or not digest(configured):
     return ""  # a custom class
-  difference = _difference(trained, configured)
-  if not difference:
+  found = difference(trained, configured)
+  if not found:
     return ""
   pairs = list(zip(reserved_ids.token_texts(trained), reserved_ids.token_texts(configured), strict=False))
   num_changed = sum(a != b for a, b in pairs)
-  summary = f"{where} was trained with a vocabulary that differs from the run's ({difference})"
+  summary = f"{where} was trained with a vocabulary that differs from the run's ({found})"
   if num_changed > _OTHER_PIECES * len(pairs):
     raise UserError(
       f"{summary}. {num_changed:,} of {len(pairs):,} ids have other tokens, so their embeddings would be wrong. Use "

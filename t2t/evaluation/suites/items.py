@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.inference.text_scores import ScoredText
-from t2t.storage import encoding, gcs
+from t2t.storage import encoding, gcs, safe_read
 
 _REMEDY = "Correct the file, or download it again."
 
@@ -89,20 +89,6 @@ def files(path: str, *, where: str, expected: Sequence[str] = (), suffix: str = 
   return [found[name] for name in expected] if expected else [found[name] for name in sorted(found)]
 
 
-def text_of(path: epath.Path, *, where: str) -> str:
-  """Returns the text of a file.
-
-  Raises:
-    UserError: it cannot be read, or is not UTF-8.
-  """
-  try:
-    return path.read_bytes().decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    raise UserError(f"{where}{path}: not valid UTF-8 ({error.reason}); {encoding.remedy(error.object)}") from error
-  except OSError as error:
-    raise UserError(f"{where}{path} cannot be read ({error.strerror or error}). Check path and permissions.") from error
-
-
 def objects(path: epath.Path, *, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
   """Yields each JSON object of a file with its place for messages.
 
@@ -110,7 +96,7 @@ def objects(path: epath.Path, *, where: str) -> Iterator[tuple[str, Mapping[str,
     UserError: a line is no JSON object, or there is none; names the line.
   """
   is_empty = True
-  for number, line in enumerate(text_of(path, where=where).split("\n"), 1):
+  for number, line in enumerate(safe_read.read_text(path, where=f"{where}{path}").split("\n"), 1):
     if not line.strip():
       continue
     place = f"{where}{path}, line {number}"

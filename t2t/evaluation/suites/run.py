@@ -18,7 +18,7 @@ from t2t.evaluation.suites import registry
 from t2t.evaluation.suites import scoring as scoring_lib
 from t2t.inference import option_scores, pseudo_likelihood, text_scores
 from t2t.runtime import hosts
-from t2t.storage import gcs
+from t2t.storage import gcs, safe_read
 
 _PSEUDO_LIKELIHOOD = pseudo_likelihood.DEFAULT  # `SuiteOptions` has a field with the name of the module
 
@@ -67,7 +67,7 @@ def prepare(
   candidates = []
   if options.candidates:
     (file,) = items_lib.files(options.candidates, where="--candidates ", suffix="")
-    candidates = items_lib.text_of(file, where="--candidates ").split()
+    candidates = safe_read.read_text(file, where=f"--candidates {file}").split()
   kind = source.model.kind
   by_default = "" if kind.is_generative else options.default_pseudo_likelihood
   pseudo = pseudo_likelihood.choose(
@@ -127,9 +127,10 @@ def evaluate(
       step = lambda number, tokens, suite=suite: on_batch(suite.name, number, tokens)
       suite_results.append(suite.run(params, step))
   if jax.process_index() == 0:
-    path = results.write(suite_results, gcs.absolute(workdir), about={"checkpoint": str(source.path)})
+    checkpoint = source.name
+    path = results.write(suite_results, gcs.absolute(workdir), about={"checkpoint": checkpoint})
     console = rich.console.Console()
-    finetuned, notes = finetuned_tasks(json.loads(path.read_text()), str(source.path)) if has_mean else ({}, [])
+    finetuned, notes = finetuned_tasks(json.loads(path.read_text()), checkpoint) if has_mean else ({}, [])
     print_table(suite_results, console, shows_groups=shows_groups, has_mean=has_mean, finetuned=finetuned)
     for note in notes:
       console.print(note, soft_wrap=True, highlight=False, markup=False)
@@ -153,7 +154,9 @@ def finetuned_tasks(record: Mapping[str, Any], checkpoint: str) -> tuple[dict[st
     name, initial = key.removesuffix(".validation"), row.get("initial_checkpoint")
     if initial is None:
       notes.append(f"{name}: figures of {row.get('checkpoint', 'an unknown checkpoint')}; its origin is not recorded")
-    elif gcs.absolute(initial) != gcs.absolute(checkpoint):
+    elif initial != checkpoint and (
+      gcs.is_remote(initial) or gcs.is_remote(checkpoint) or gcs.absolute(initial) != gcs.absolute(checkpoint)
+    ):
       notes.append(f"{name} is left out: it was fine-tuned from {initial}, not from {checkpoint}")
       continue
     finetuned[name] = row

@@ -92,13 +92,11 @@ def choose_form(name: str, source: pretrained.Source, vocabulary: Any) -> str:
 
 def _fills_spans(source: pretrained.Source) -> bool:
   """Returns whether training removed spans; published encoder-decoders with sentinels did."""
-  from t2t.data import objectives, task_resolution
-
   data: Any = source.run["data"]
   names = {data.get("objective", "")} if data.get("files") else set()
   if not names and data.get("mixture"):
     try:
-      names = objectives.of(task_resolution.named(data["mixture"], modules=pretrained.task_modules(source)[0]))
+      names = pretrained.objectives_of(source, data["mixture"])
     except UserError:
       names = set()
   return bool(names & set(_OF_SPANS)) or source.foreign is not None and not names
@@ -261,7 +259,7 @@ def groups(items: Sequence[OptionItem], shares: np.ndarray, tied: Sequence[bool]
     members.setdefault("/".join(item.groups), []).append(number)
   rows = {}
   for name, numbers in members.items():
-    right, interval = float(shares[numbers].sum()), None
+    right = float(shares[numbers].sum())
     interval = intervals.exact(right, len(numbers))
     rows[name] = {
       "accuracy": 100 * right / len(numbers),

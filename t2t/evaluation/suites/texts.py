@@ -18,7 +18,7 @@ from t2t.evaluation.suites import items as items_lib
 from t2t.evaluation.suites import scoring as scoring_lib
 from t2t.inference.text_scores import ScoredText
 from t2t.param_tree import Params
-from t2t.storage import encoding, gcs
+from t2t.storage import encoding, gcs, safe_read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def plain(path: str, where: str) -> EvaluatedText:
   if file.name.endswith(".jsonl"):
     documents = [items_lib.field(row, "text", place) for place, row in items_lib.objects(file, where=where)]
   else:
-    documents = [items_lib.text_of(file, where=where)]
+    documents = [safe_read.read_text(file, where=f"{where}{file}")]
   if not any(document.strip() for document in documents):
     raise UserError(f"{where}{path}: the file has no text. Give a file with text.")
   num_words = sum(len(document.split()) for document in documents)
@@ -90,7 +90,7 @@ def _lines(path: str, where: str, names: Sequence[str]) -> list[str]:
       raise UserError(f"{where}{path}: the folder {listed}. Give the path of the file.")
     path = str(folder / found[0])
   (file,) = items_lib.files(path, where=where)
-  lines = encoding.lines(items_lib.text_of(file, where=where))
+  lines = encoding.lines(safe_read.read_text(file, where=f"{where}{file}"))
   if not any(line.strip() for line in lines):
     raise UserError(f"{where}{path}: the file has no text. Give the released file.")
   return lines

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from t2t import UserError
-from t2t.storage import encoding, gcs
+from t2t.storage import encoding, gcs, safe_read
 
 
 class Row(NamedTuple):
@@ -21,17 +21,10 @@ def lines(path: str) -> list[str]:
     UserError: the file is missing, empty, or not UTF-8.
   """
   gcs.check(path, where="FILE ")
-  try:
-    content = gcs.read(gcs.absolute(path))
-  except OSError as error:
-    raise UserError(f"FILE {path} cannot be read ({error.strerror or error}). Check the path.") from error
-  try:
-    text = content.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    raise UserError(f"FILE {path}: {encoding.not_utf8(content, error, unit='file')}") from error
+  text = safe_read.read_text(gcs.absolute(path), where=f"FILE {path}")
   if not text.strip():
     raise UserError(f"FILE {path} is empty. Give a file with at least one line of text.")
-  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+  return encoding.lines(text)
 
 
 def rows(path: str, columns: Sequence[str], *, headless: Mapping[str, int] | None = None) -> list[Row]:

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from t2t import UserError
+from t2t.runtime import versions
 
 _BLOCK = 4_096  # candidates whose scores are in memory at one time
 
@@ -88,8 +89,8 @@ def check(name: str) -> None:
   """
   if name == "faiss" and importlib.util.find_spec("faiss") is None:
     raise UserError(
-      "--search faiss: faiss is not installed. Run: pip install 't2t-jax[faiss]', or leave out --search for the exact "
-      "search, which has the same neighbours."
+      f"--search faiss: faiss is not installed. Run: {versions.install_command('faiss')}, or leave out --search for "
+      "the exact search, which has the same neighbours."
     )
 
 

@@ -206,8 +206,10 @@ def _on_gpu(
     (length_shards > 1, "split sequence"),
   ]
   if kernel == "triton":
+    from t2t.runtime import versions
+
     refusals += [
-      (not gpu.has_triton(), "Tokamax is not installed: pip install 't2t-jax[tokamax]'"),
+      (not gpu.has_triton(), f"Tokamax is not installed: {versions.install_command('tokamax')}"),
       (dtype not in ("bfloat16", "float16", "float32"), dtype),
     ]
   else:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2t.configuration.schema import Config
 from t2t.runtime.lazy_table import LazyTable
+from t2t.training import param_groups
 
 if TYPE_CHECKING:
   from t2t.training.run import Callback
@@ -14,8 +15,11 @@ _HERE = "t2t.training.callbacks"
 # Order in which hooks are called.
 CALLBACKS: LazyTable[Any] = LazyTable(
   {
+    "goodput": f"{_HERE}.goodput:Goodput",
+    "profile_requests": f"{_HERE}.profile_requests:ProfileRequests",
     "first_batches": f"{_HERE}.first_batches:FirstBatches",
     "histograms": f"{_HERE}.histograms:Histograms",
+    "sparsity": f"{_HERE}.sparsity:Sparsity",
     "metrics": f"{_HERE}.metrics:Metrics",
     "uncounted": f"{_HERE}.uncounted:Uncounted",
     "nan_policy": f"{_HERE}.nan_policy:NanPolicy",
@@ -32,6 +36,7 @@ CALLBACKS: LazyTable[Any] = LazyTable(
 LAST: LazyTable[Any] = LazyTable(
   {
     "checkpointing": f"{_HERE}.checkpointing:Checkpointing",
+    "continuous_saves": f"{_HERE}.continuous_saves:ContinuousSaves",
     "summary": f"{_HERE}.summary:SummaryCallback",
     "report": f"{_HERE}.run_report:RunReport",
   }
@@ -40,8 +45,10 @@ LAST: LazyTable[Any] = LazyTable(
 # Callbacks that few runs use: name -> whether a config uses it.
 OPTIONAL: dict[str, Callable[[Config], bool]] = {
   "histograms": lambda config: bool(config.logging.histograms),
+  "sparsity": lambda config: param_groups.sets(config.optimizer, *param_groups.TRANSFORMS),
   "tracker": lambda config: config.logging.tracker != "none",
   "early_stopping": lambda config: bool(config.eval.patience),
+  "continuous_saves": lambda config: config.checkpoint.continuous,
 }
 
 
@@ -52,5 +59,5 @@ def of_run(config: Config, user_callbacks: Sequence["Callback"] = ()) -> "list[C
     config: of the run.
     user_callbacks: the user's, see `training.run.Callback`.
   """
-  selected = [name for name in CALLBACKS if name not in OPTIONAL or OPTIONAL[name](config)]
-  return [*(CALLBACKS[name]() for name in selected), *user_callbacks, *(LAST[name]() for name in LAST)]
+  selected = lambda table: [table[name]() for name in table if name not in OPTIONAL or OPTIONAL[name](config)]
+  return [*selected(CALLBACKS), *user_callbacks, *selected(LAST)]

@@ -9,7 +9,8 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.param_tree import path_name
-from t2t.training.run import Callback, Run
+from t2t.training import session_clock
+from t2t.training.run import Callback, Diverged, Run
 from t2t.training.train_state import TrainState
 
 
@@ -25,7 +26,7 @@ class Checkpointing(Callback):
     if not (run.saves or run.stop.stops or run.end_reason):
       return
     run.call("on_before_save")
-    with run.paused():
+    with run.paused(session_clock.SAVE):
       run.lock.check()
       run.stop.saving()
       check_finite(run.state, step=run.step)
@@ -59,7 +60,7 @@ def check_finite(state: TrainState, *, step: int) -> None:
     step: number of the step, for the message.
 
   Raises:
-    UserError: with the name of the first affected parameter or moment.
+    Diverged: with the name of the first affected parameter or moment.
   """
   leaves = [
     (path_name(path), x)
@@ -72,7 +73,7 @@ def check_finite(state: TrainState, *, step: int) -> None:
   affected = [name for (name, _), good in zip(leaves, finite, strict=True) if not good]
   if affected:
     more = f" and {len(affected) - 1} more arrays are" if len(affected) > 1 else " is"
-    raise UserError(
+    raise Diverged(
       f"step {step}: {affected[0]}{more} not finite after this update. The step was not saved. Lower "
       "config.optimizer.learning_rate or set config.optimizer.clip_norm=1.0, then run the same command again to "
       "resume from the last checkpoint."

@@ -2,21 +2,19 @@
 
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
-import math
 from typing import Protocol
 
 import jax
 
+from t2t import losses
 from t2t import metrics as metrics_lib
-from t2t.losses import answered_by_heads, compares_texts
+from t2t.losses import text_figures
 from t2t.models.architecture import Batch
 from t2t.param_tree import join_frozen
 from t2t.runtime import preemption
-from t2t.training import class_files
+from t2t.training import session_clock
 from t2t.training.callbacks.metrics import means
 from t2t.training.run import Callback, Run
-
-_MOST_NATS = 700.0  # exp of more is infinite
 
 
 class ClassReport(Protocol):
@@ -48,17 +46,18 @@ class EvaluationCallback(Callback):
     """Repeats an evaluation that a preemption interrupted; a second preemption ends the run."""
     is_due = run.step < run.config.train.steps and run.is_due(run.program.stage.config.eval.every)
     if is_due and not run.checkpoints.was_measured(run.step):
-      with contextlib.suppress(preemption.Abandoned):
+      with run.clock.phase(session_clock.EVALUATION), contextlib.suppress(preemption.Abandoned):
         _evaluate(run)
 
   def on_step(self, run: Run) -> None:
     if run.evaluates:
-      with run.paused(), contextlib.suppress(preemption.Abandoned):
+      with run.paused(session_clock.EVALUATION), contextlib.suppress(preemption.Abandoned):
         _evaluate(run)
 
   def on_end(self, run: Run) -> None:
     if run.measured_step != run.step:
-      _evaluate(run)
+      with run.clock.phase(session_clock.EVALUATION):
+        _evaluate(run)
 
 
 def _evaluate(run: Run) -> None:
@@ -77,7 +76,7 @@ def _evaluate(run: Run) -> None:
   if program.tasks is not None:
     state = program.program.evaluated(run.state)
     params = join_frozen(state.params, state.frozen_params)
-    values |= _log_tasks(run, program.tasks.run(params, on_batch=run.stop.between))
+    values |= _log_tasks(run, *program.tasks.run_with_means(params, on_batch=run.stop.between))
   run.measured, run.measured_step = values, run.step
   run.call("on_evaluation", run.step, values)
 
@@ -85,31 +84,25 @@ def _evaluate(run: Run) -> None:
 def _log_loss(run: Run, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics]) -> float:
   values = means(jax.device_get(metrics))
   of_source = {name: means(jax.device_get(source_metrics))["loss"] for name, source_metrics in by_source.items()}
-  of_text = {}
-  if bytes_per_target := run.program.bytes_per_target:
-    of_text = {
-      "perplexity": math.exp(min(values["loss"], _MOST_NATS)),
-      "bits_per_byte": values["loss"] / math.log(2) / bytes_per_target,
-    }
+  bytes_per_target = run.program.bytes_per_target
+  of_text = text_figures.of_loss(values["loss"], bytes_per_target) if bytes_per_target else {}
   rows = values | of_text | {f"loss/{name}": loss for name, loss in of_source.items()}
   run.logger.write(run.step, {f"eval/{name}": value for name, value in rows.items()})
   listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
   # A task has its own accuracy; this one counts target tokens.
   loss = run.config.train.loss
-  accuracy_name = "accuracy" if answered_by_heads(loss) or compares_texts(loss) else "token accuracy"
-  text = ""
-  if of_text:
-    text = f", perplexity {of_text['perplexity']:.4g}, {of_text['bits_per_byte']:.4g} bits per byte"
-  summary = (
-    f"held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}{text}, {accuracy_name} {values['accuracy']:.1%}"
-  )
-  run.logger.say(f"step {run.step}: {summary}")
+  accuracy_name = "accuracy" if losses.answered_by_heads(loss) or losses.compares_texts(loss) else "token accuracy"
+  named = f"{listed and f' ({listed[2:]})'}{text_figures.note(of_text)}"
+  summary = f"held-out loss {values['loss']:.4f}{named}, {accuracy_name} {values['accuracy']:.1%}"
+  with_teacher = "".join(f", {name} {value:.1%}" for name, value in values.items() if name.endswith("agreement"))
+  run.logger.say(f"step {run.step}: {summary}{with_teacher}")
   return values["loss"]
 
 
-def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
+def _log_tasks(run: Run, results: Sequence[TaskResult], task_means: Mapping[str, float]) -> dict[str, float]:
   values = {f"{result.task}/{name}": value for result in results for name, value in result.metrics.items()}
   values |= {f"{result.task}/score": result.score for result in results if result.metrics}
+  values |= task_means
   if not run.logger.is_first:
     return values
   run.logger.write(run.step, {f"eval/{name}": value for name, value in values.items()})
@@ -125,7 +118,10 @@ def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
     listed = [f"{count} of {len(result.answers)} {label}" for label, count in counts.items() if count]
     notes = "; ".join(note for note in (*rule, *listed) if note)
     run.logger.say(f"step {run.step}: {result.task} {metrics}{notes and f' ({notes})'}")
-  class_files.write(
-    run.workdir, run.step, {result.task: result.classes.to_dict() for result in results if result.classes is not None}
-  )
+  if of_scores := [f"{name} {value:.2f}" for name, value in task_means.items() if name.endswith("/score")]:
+    run.logger.say(f"step {run.step}: means over templates and draws of shots: {', '.join(of_scores)}")
+  if classes := {result.task: result.classes.to_dict() for result in results if result.classes is not None}:
+    from t2t.training import class_files  # few runs have tasks with classes
+
+    class_files.write(run.workdir, run.step, classes)
   return values

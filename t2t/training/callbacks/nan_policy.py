@@ -16,13 +16,12 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 from t2t.storage import logs
 from t2t.training import grad_stats, train_step
-from t2t.training.run import Callback, DispatchedStep, Rollback, Run
+from t2t.training.run import Callback, DispatchedStep, Diverged, Rollback, Run
 
 SAVED = "numbers.json"  # file name in a checkpoint
 BAD_BATCHES = "bad_batches"  # folder of a workdir
@@ -84,7 +83,7 @@ class Watch:
       batch: of the step, on the devices.
 
     Raises:
-      UserError: the policy ends the run; the batch has been saved.
+      Diverged: the policy ends the run; the batch has been saved.
     """
     nan_policy, loss = self._config.nan_policy, values["loss"]
     if not math.isfinite(loss) or not math.isfinite(values["grad_norm"]):
@@ -140,7 +139,7 @@ class Watch:
       why += f"; the batch could not be saved ({error})"
     if action == "rollback":
       return Judgement(back=True, why=why)
-    raise UserError(
+    raise Diverged(
       f"{why}. This step was not saved. Run `t2t replay {self._workdir} --step {step}` to find the origin. Then "
       "lower config.optimizer.learning_rate, set config.optimizer.clip_norm=1.0, or set "
       "config.nan_policy.on_nonfinite=skip or rollback (see `t2t train --help nan_policy`). Run the same command "
@@ -162,7 +161,7 @@ class NanPolicy(Callback):
 
     Raises:
       Rollback: the run must restore its last checkpoint.
-      UserError: the policy ends the run; the batch has been saved.
+      Diverged: the policy ends the run; the batch has been saved.
     """
     squares = jax.device_get(step.metrics["grad_squares"]).total
     verdict = self._watch.judge(step.step, metrics, squares, step.batch)

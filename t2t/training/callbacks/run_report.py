@@ -1,6 +1,7 @@
 """Writes the history of a run and its report.html."""
 
 from t2t.reports import history
+from t2t.training.callbacks import one_of_many
 from t2t.training.run import Callback, Run
 
 
@@ -28,4 +29,4 @@ class RunReport(Callback):
 def _write(run: Run, *, ends: bool) -> None:
   from t2t.reports import written
 
-  written.at_end(run.workdir, ends=ends)
+  written.at_end(run.workdir, ends=ends, prints=one_of_many.is_printed(run))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from t2t.training import session_clock
 from t2t.training.run import Callback, Run
 
 
@@ -15,7 +16,8 @@ class Samples(Callback):
 
   def on_end(self, run: Run) -> None:
     if run.samples_step != run.step:
-      _write(run)
+      with run.clock.phase(session_clock.EVALUATION):
+        _write(run)
 
 
 def _write(run: Run) -> None:

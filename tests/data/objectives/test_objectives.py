@@ -28,6 +28,8 @@ WHOLE_TEXT = [  # targets are the text
   "token_masking",
 ]
 WEIGHTED = [
+  "answer_diffusion",
+  "masked_diffusion",
   "bert_style_masked_only",
   "masked_lm_seq2seq",
   "masked_next_token",
@@ -413,7 +415,9 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
 def test_an_unknown_objective_names_the_nearest():
   with pytest.raises(UserError, match="span_corupt.*did you mean span_corruption"):
     objectives.preprocessors("span_corupt")
-  with pytest.raises(UserError, match="zzz: no such objective. Known objectives: annotated_masked_lm, bart, "):
+  with pytest.raises(
+    UserError, match="zzz: no such objective. Known objectives: annotated_masked_lm, answer_diffusion, bart, "
+  ):
     objectives.output_features("zzz", seqio.ByteVocabulary())
 
 
@@ -479,10 +483,12 @@ def test_which_objective_fits_which_architecture():
     objectives.check_fits("masked_lm", "decoder_only")
   assert str(error.value).startswith(
     "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only. "
-    "Give one of the objectives causal_lm, drop"
+    "Give one of the objectives answer_diffusion, causal_lm, drop"
   )
   objectives.check_fits("masked_lm", "encoder_only")
   assert {name for name, each in objectives.OBJECTIVES.items() if "encoder_only" in each.architectures} == {
+    "answer_diffusion",
+    "masked_diffusion",
     "masked_lm",
     "whole_word_masked_lm",
     "span_masked_lm",

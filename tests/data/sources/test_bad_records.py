@@ -152,7 +152,9 @@ def test_a_length_that_no_record_has(tmp_path):
 
 
 @pytest.mark.exhaustive_from(4)
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.txt.bz2", "a.txt.xz", "a.tfrecord", "a.parquet"])
+@pytest.mark.parametrize(
+  "name", ["a.txt.gz", "a.txt.zst", "a.txt.bz2", "a.txt.xz", "a.tfrecord", "a.parquet", "a.txt.br", "a.array_record"]
+)
 def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
   """In a part that no scan has read, the error is one sentence that names the file."""
   monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 0)
@@ -253,7 +255,9 @@ def anywhere(tmp_path_factory):
 
 @_FUZZ
 @hypothesis.given(
-  st.sampled_from(["a.txt", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.xz", "a.csv", "a.parquet", "a.tfrecord"]),
+  st.sampled_from(
+    ["a.txt", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.xz", "a.csv", "a.parquet", "a.tfrecord", "a.jsonl.br"]
+  ),
   st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
   st.floats(0, 1) | st.just(1.0),
 )

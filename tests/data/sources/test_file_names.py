@@ -66,6 +66,7 @@ def test_folders_and_files_in_each_others_place(tmp_path):
     ("a.jsonl", b"\x28\xb5\x2f\xfd123", r"compressed with Zstandard, .* Rename it to .*a\.jsonl\.zst$"),
     ("a.txt.gz", b"\x28\xb5\x2f\xfd123", r"compressed with Zstandard, but its name ends in \.gz\. .*a\.txt\.zst$"),
     ("a.txt.bz2", b"text\n", r"not compressed, .* Rename it to .*a\.txt$"),
+    ("a.txt.br", b"text\n", r"a\.txt\.br: truncated or corrupt Brotli after line 0 .*`brotli -t`"),
     ("a.txt", b"PAR1\xff", "the file is Parquet: rename it"),
     ("a.txt", b"PK\x03\x04\xff", "zip archive"),
     ("a.txt", b"\x7fELF\x02\x01\x01\0\0\0\xff", "the file is binary, not text"),

@@ -1,13 +1,16 @@
 """Reading files, sharding them, and errors in them."""
 
 import bz2
+import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import pathlib
 
+from array_record.python import array_record_module
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -43,18 +46,28 @@ def write(folder: pathlib.Path, name: str, texts) -> str:
   elif name.endswith(".parquet"):
     pa.parquet.write_table(pa.table({"text": list(texts)}), path, row_group_size=7)
   else:
-    with tf.io.TFRecordWriter(str(path)) as writer:
+    with record_writer(str(path)) as writer:
       for text in texts:
-        value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
-        writer.write(tf.train.Example(features=tf.train.Features(feature={"text": value})).SerializeToString())
+        writer.write(example(text))
   return str(path)
+
+
+def example(text: str) -> bytes:
+  value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+  return tf.train.Example(features=tf.train.Features(feature={"text": value})).SerializeToString()
+
+
+def record_writer(path: str):
+  if "array_record" in path:
+    return contextlib.closing(array_record_module.ArrayRecordWriter(path, "group_size:3"))
+  return tf.io.TFRecordWriter(path)
 
 
 def compressed(name: str, content: bytes) -> bytes:
   """Returns the content, compressed by the end of the name."""
-  if name.endswith(".zst"):
+  if codec := {".zst": "zstd", ".br": "brotli"}.get(pathlib.Path(name).suffix):
     sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as file:
+    with pa.CompressedOutputStream(sink, codec) as file:
       file.write(content)
     return sink.getvalue().to_pybytes()
   ways = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -69,15 +82,28 @@ def read(source, split="train", *, shard=0, num_shards=1):
 def test_all_formats_in_one_list(tmp_path):
   """Each format contains a part of the texts; tf.data and plain Python read each text once."""
   names = ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.tfrecord-00000-of-00001", "f.csv", "g.csv.gz"]
-  names += ["h.jsonl.zst", "i.jsonl.bz2", "j.jsonl.xz"]
+  names += ["h.jsonl.zst", "i.jsonl.bz2", "j.jsonl.xz", "k.jsonl.br", "l.array_record-00000-of-00001"]
   for number, name in enumerate(names):
     write(tmp_path, name, TEXTS[number :: len(names)])
-  globs = ("*.txt", " *.jsonl*", "*.parquet", "*.tfrecord*", "*.csv*")
+  globs = ("*.txt", " *.jsonl*", "*.parquet", "*.tfrecord*", "*.csv*", "*.array_record*")
   files = text_files.find_files(",".join(f"{tmp_path}/{each.strip()}" for each in globs))
   assert [pathlib.Path(file).name for file in files] == names
   assert sorted(read(sources.FileSource({"train": files}))) == sorted(TEXTS)
   assert sorted(text for file in files for text in text_files.read_texts(file, field="text")) == sorted(TEXTS)
   assert file_validation.scan(files, field="text").documents == len(TEXTS)
+
+
+def test_array_records_are_objects_examples_or_texts(tmp_path):
+  """Each record of an ArrayRecord file may be JSON, a tf.train.Example or the text."""
+  with record_writer(str(tmp_path / "a.array_record")) as writer:
+    for record in (b'{"text": "one"}', example("two"), b"three", "\nviér ".encode(), b'{"body": "x"}'):
+      writer.write(record)
+  texts = text_files.read_texts(str(tmp_path / "a.array_record"), field="text")
+  assert list(itertools.islice(texts, 4)) == ["one", "two", "three", "viér"]
+  with pytest.raises(UserError, match="a.array_record, record 5: no field 'text'"):
+    next(texts)
+  with pytest.raises(UserError, match="gs://b/a.array_record: ArrayRecord files are read from disks only"):
+    next(text_files.read_texts("gs://b/a.array_record", field="text"))
 
 
 @pytest.mark.parametrize("num_files", [1, 3, 40])

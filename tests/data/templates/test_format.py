@@ -76,7 +76,7 @@ def test_wrong_files(content, message, tmp_path):
 
 
 def test_unknown_names():
-  with pytest.raises(UserError, match="config.data.templates=gpt3: cannot be read.*one of gpt3_superglue"):
+  with pytest.raises(UserError, match="config.data.templates=gpt3: no such file.*one of gpt3_superglue"):
     template_format.load("gpt3")
   with pytest.raises(UserError, match="config.data.template_names: p9 is not a template of .*known names: p0, p1"):
     template_format.load("pet_superglue", names=("p9",))

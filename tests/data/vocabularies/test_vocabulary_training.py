@@ -166,7 +166,7 @@ def test_options_of_another_type(tmp_path):
 
 def test_long_lines_are_cut_and_not_dropped():
   text = "word " * 3000
-  lines = list(training.sentences([text], 100))
+  lines = list(training.sentences([text]))
   assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()
 
 

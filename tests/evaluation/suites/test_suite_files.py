@@ -354,6 +354,9 @@ def test_fine_tuned_tasks_of_another_checkpoint_are_left_out():
     "babylm_mrpc is left out: it was fine-tuned from /runs/other, not from /runs/gpt",
     "babylm_qqp: figures of /runs/y; its origin is not recorded",
   ]
+  saved["babylm_mrpc.validation"]["initial_checkpoint"] = "s3://bucket/run/checkpoints/20"
+  assert run.finetuned_tasks(saved, "/runs/gpt")[1][0].startswith("babylm_mrpc is left out: it was fine-tuned from s3:")
+  assert "babylm_mrpc" in run.finetuned_tasks(saved, "s3://bucket/run/checkpoints/20")[0]
 
 
 def test_ties_of_each_metric_are_counted(tmp_path):
