@@ -103,8 +103,8 @@ STUDY = Study(
   question="How many parameters must fine-tuning train: all of them, or small adapters?",
   paper="Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP, table 1 and figure 1",
   claim=(
-    "Adapters score 80.0 on GLUE, where fine-tuning all parameters of a large BERT scores 80.4, and train 3.6 % of the "
-    "parameters for each task. Training the top alone with as few parameters scores lower."
+    "Adapters in BERT large score 80.0 on GLUE, and fine-tuning of all parameters scores 80.4. Adapters train 3.6 % of "
+    "the parameters for each task. Training only the top layers with so few parameters scores lower."
   ),
   rule=claims.all_of(
     claims.within("Houlsby 8", of="all parameters", column="mean", margin=3.0),
@@ -118,14 +118,14 @@ STUDY = Study(
       "two CPU cores",
       100,
       "A tiny ModernBERT with biases, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
-      "documentation; 300 steps of fine-tuning on four tasks together, at the better of two learning rates.",
+      "documentation; 600 steps of fine-tuning on four tasks together, at the better of two learning rates.",
     ),
     "small": Scale("one H200", 900, "BERT base, 30,000 steps; GLUE, 20,000 steps, at the better of two rates."),
     "base": Scale("eight H200", 2_500, "BERT base, 125,000 steps; GLUE, 60,000 steps, at the better of two rates."),
   },
   caveats=(
-    "adapters work because a large pre-trained model needs small changes; a tiny model that has read little text needs "
-    "larger ones. The tasks are mixed here, so that one adapter serves all of them; the paper trains one for each. The "
-    "better of two rates is chosen on the held-out examples, for every arm."
+    "a tiny model that has read little text may need larger changes than a large one. One adapter serves all tasks "
+    "here, and the paper trains one for each. The heads alone stand for the top layers. The margin of 3 points is "
+    "wider than the paper's difference. The better of two rates is chosen on the held-out examples, for every arm."
   ),
 )

@@ -42,7 +42,10 @@ STUDY = Study(
   title="Causal, then masked LM",
   question="Is an encoder better if part of its steps of pre-training are causal LM before masked LM?",
   paper="Gisserot-Boukhlef et al. 2025, Should We Still Pretrain Encoders with Masked Language Modeling?, abstract",
-  claim="Under a fixed budget of training, masked LM after causal LM does better downstream than masked LM alone.",
+  claim=(
+    "Under a fixed budget of training, causal LM followed by masked LM does better on downstream tasks than masked LM "
+    "alone."
+  ),
   rule=claims.higher("50 % CLM then MLM", than="MLM", column="mean"),
   arms=arms,
   columns=columns,
@@ -53,11 +56,11 @@ STUDY = Study(
       "A tiny ModernBERT, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation, 40 % masked; 600 "
       "steps of fine-tuning on four tasks.",
     ),
-    "small": Scale("one H200", 400, "BERT base, 30,000 steps; GLUE, 20,000 steps."),
-    "base": Scale("eight H200", 700, "BERT base, 40,000 steps; GLUE, 60,000 steps."),
+    "small": Scale("one H200", 400, "BERT base, 30,000 steps, 40 % masked; GLUE, 20,000 steps."),
+    "base": Scale("eight H200", 700, "BERT base, 40,000 steps, 40 % masked; GLUE, 60,000 steps."),
   },
   caveats=(
-    "each phase has its own schedule of the learning rate; the paper's models have 210 million parameters or more, and "
-    "these read two million tokens."
+    "each phase has its own schedule of the learning rate. The paper's models have 210 million to one billion "
+    "parameters; tiny models read two million tokens. The rule compares half of the steps only."
   ),
 )

@@ -90,10 +90,11 @@ def columns(setting: Setting) -> list[Column]:
 STUDY = Study(
   title="Causal and masked rows in one model",
   question="Is a decoder that learns from causal and from masked rows better than one that learns from either alone?",
-  paper="Charpentier and Samuel 2024, GPT or BERT: why not both?",
+  paper="Charpentier and Samuel 2024, GPT or BERT: why not both?, abstract and section 4.2",
   claim=(
-    "With the same number of steps, a model trained on both kinds of rows is better than one trained on causal or on "
-    "masked rows alone, also after fine-tuning; one causal row in sixteen is enough."
+    "A model trained on both kinds of rows outperforms one trained on masked or on causal rows alone. The paper's "
+    "final model has one causal row for 15 masked ones. Unlike a model of masked rows alone, it also predicts the "
+    "next token well with causal attention."
   ),
   rule=claims.all_of(
     claims.higher("1/16 causal", than="causal", column="mean"),
@@ -106,14 +107,15 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       75,
-      "A tiny Llama, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; fine-tuning "
-      "on four tasks.",
+      "A tiny Llama, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; 600 steps "
+      "of fine-tuning on four tasks.",
     ),
     "small": Scale("one H200", 400, "Ettin's decoder of 32 M, 30,000 steps of 256 x 128 tokens; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 900, "Ettin's decoder of 150 M, 125,000 steps of 256 x 128; GLUE, 60,000 steps."),
   },
   caveats=(
-    "a causal row predicts five times as many tokens as a masked one, so shares of rows are not shares of predictions; "
-    "fine-tuning reads the inputs in both directions, which a causal model has not done before."
+    "in the paper the gain over masked rows alone is small after fine-tuning on MNLI, and a tiny model may not show "
+    "it. A causal row predicts five times as many tokens as a masked one, so shares of rows are not shares of "
+    "predictions. Fine-tuning reads the inputs in both directions, which a causal model has not done before."
   ),
 )

@@ -73,8 +73,9 @@ STUDY = Study(
   question="Does a bidirectional masked language model overtake a left-to-right one, and after how many steps?",
   paper="Devlin et al. 2019, BERT, appendix C.1, figure 5",
   claim=(
-    "Masked LM predicts 15 % of the tokens and so converges slightly slower. Its accuracy on MNLI is above the "
-    "left-to-right model's almost immediately, and at the end of pre-training."
+    "Masked LM predicts 15 % of the tokens, and converges slightly slower than a left-to-right model. In accuracy on "
+    "MNLI it is above the left-to-right model almost immediately, and remains above it until the end. The rule tests "
+    "the end, and the curves show the steps before."
   ),
   rule=claims.higher("masked LM", than="left to right", column="end"),
   arms=arms,
@@ -93,7 +94,8 @@ STUDY = Study(
     "base": Scale("eight H200", 6_000, "BERT base, 1,000,000 steps; MNLI, 36,000 steps."),
   },
   caveats=(
-    "the tiny models read two million tokens, of which masked LM predicts 300,000; the package of a "
-    "docstring follows from single words, while its punctuation depends on the words that follow."
+    "the paper pre-trains a million steps. The tiny models read two million tokens, of which masked LM predicts "
+    "300,000. The package of a docstring follows from single words, while its punctuation depends on the words that "
+    "follow."
   ),
 )

@@ -204,8 +204,8 @@ STUDY = Study(
     "Kaplan et al. 2020, Scaling Laws for Neural Language Models"
   ),
   claim=(
-    "Parameters and tokens should grow in equal proportions with compute: N ~ C^0.46 and D ~ C^0.54 (0.50 and 0.50 by "
-    "another approach), where Kaplan et al. had N ~ C^0.73. The loss is E + A / N^0.34 + B / D^0.28."
+    "Parameters N and tokens D should grow in about equal proportions with compute C. The fit gives N ~ C^0.46 and D ~ "
+    "C^0.54, another approach 0.50 and 0.50; Kaplan et al. had N ~ C^0.73. The loss is E + A / N^0.34 + B / D^0.28."
   ),
   rule=ClaimRule(
     "L(N, D) = E + A / N^alpha + B / D^beta is fitted to all runs of all seeds. Agree: the 95 % bootstrap interval of "
@@ -227,7 +227,8 @@ STUDY = Study(
     "base": Scale("eight H200", 1_500, "Llama decoders of widths 256 to 1,024 on 0.5 to 8 billion tokens."),
   },
   caveats=(
-    "runs of a few minutes are far from the range of the paper, and the learning rate is the same for all sizes. N has "
-    "the output matrix and no input embedding. Two million bytes of bytes differ from two million tokens of text."
+    "the runs are far below the range of the paper, and the learning rate is the same for all sizes. N has the output "
+    "matrix and no input embedding. At scale toy a token is a byte, and two million of them are little text. The "
+    "interval draws runs with replacement, and has no error of the form of the law."
   ),
 )

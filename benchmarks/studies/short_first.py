@@ -51,10 +51,9 @@ STUDY = Study(
   question="Does pre-training on short sequences first save compute without a loss of quality?",
   paper="Devlin et al. 2019, BERT, appendix A.2",
   claim=(
-    "BERT trains 90 % of the steps on sequences of 128 tokens, because attention to long sequences is "
-    "disproportionately expensive, and the rest on 512, to learn the position embeddings. The paper gives no ablation; "
-    "its choice is right if the same compute spent on long sequences alone gives a worse model, and if the long steps "
-    "at the end are of use."
+    "BERT trains 90 % of the steps on sequences of 128 tokens, because longer ones are disproportionately expensive. "
+    "The rest have 512 tokens, to learn the position embeddings. The paper gives no ablation. Its choice is right if "
+    "equal compute on long sequences alone gives a worse model, and if the long steps at the end are of use."
   ),
   rule=claims.all_of(
     claims.higher("short first", than="long (equal FLOPs)", column="mean"),
@@ -69,15 +68,15 @@ STUDY = Study(
       "two CPU cores",
       60,
       f"A tiny ModernBERT with learned positions, 2 layers of width 64; {_TOY_STEPS:,} steps of 16 sequences of 64 or "
-      "256 tokens of the documentation (325 steps at equal FLOPs, counted by tokens); 300 steps of fine-tuning on four "
+      "256 tokens of the documentation (325 steps at equal FLOPs, counted by tokens); 600 steps of fine-tuning on four "
       "tasks with 200 tokens.",
     ),
     "small": Scale("one H200", 500, "BERT base, 30,000 steps of 128 or 512 tokens; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 1_200, "BERT base, 125,000 steps of 128 or 512 tokens; GLUE, 60,000 steps."),
   },
   caveats=(
-    "the tasks are short, so that long sequences matter little for them. Batches have as many sequences in both "
-    "stages, so that the arm of equal steps reads four times the tokens of short sequences. A tiny model spends little "
-    "of its compute on attention, so that FLOPs are counted by tokens."
+    "the texts of the tasks are short, so that long sequences matter little for them. Batches have as many sequences "
+    "in both stages, so that the arm of equal steps reads four times the tokens of short sequences. A tiny model "
+    "spends little of its compute on attention, so that FLOPs are counted by tokens."
   ),
 )

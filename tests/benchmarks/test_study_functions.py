@@ -84,6 +84,20 @@ def test_widths_keep_the_number_of_parameters(pieces):
   assert abs(pieces * width + 26 * width**2 - 400_000) < 0.1 * 400_000
 
 
+@pytest.mark.parametrize("scale, smallest, larger", [("toy", 512, 4_096), ("base", 32_000, 256_000)])
+def test_vocabularies_are_compared_at_every_scale(scale, smallest, larger):
+  """The rule compares arms of the scale, the smallest and one of eight times as many pieces."""
+  study = toy.benchmark("studies/vocabulary_size").STUDY
+  rows = lambda delta: [
+    dataclasses.replace(row(f"{pieces} pieces", seed, mean=mean + 1.1 * seed), scale=scale)
+    for seed in range(3)
+    for pieces, mean in ((smallest, 50.0), (larger, 50.0 + delta + 0.1 * seed))
+  ]
+  assert study.rule.decide(rows(3.0)).word == claims.AGREE
+  assert study.rule.decide(rows(-3.0)).word == claims.DISAGREE
+  assert study.rule.decide([]).word == claims.UNDECIDED
+
+
 def test_few_labels_match_many():
   """The rule compares columns of two arms, paired by seed."""
   study = toy.benchmark("studies/learning_curve").STUDY
