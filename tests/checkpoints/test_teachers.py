@@ -131,7 +131,7 @@ def test_a_run_with_a_teacher_resumes_to_the_bit(teacher, tmp_path, changes):
   jax.tree.map(np.testing.assert_array_equal, resumed.params[-1], whole.params[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_has_the_same_teachers(teacher, tmp_path):
   """A copy is accepted; another model, other parameters and the run itself, also through a link, are refused."""
   run, copy, other, link = (tmp_path / name for name in ("run", "copy", "other", "link"))

@@ -86,7 +86,7 @@ def test_a_halved_sweep_resumes_and_equals_complete_runs(tmp_path, monkeypatch, 
   assert (tmp_path / "whole" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_launched_runs_make_the_table(tmp_path, capsys):
   """The printed commands are those of the runs; afterwards nothing is trained, and another value adds its runs."""
   made = lambda rates, *options: arguments(

@@ -123,7 +123,7 @@ def test_rows_keep_their_states_on_every_mesh(mesh_shape, microbatches):
   toy.assert_trees_close(other.params, state.params, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_carries_states_resumes_to_the_bit(tmp_path):
   """A run that stopped after two steps equals an uninterrupted run; evaluation carries nothing."""
   options = {"model.feed_forward": "recurrent", "checkpoint.save_interval_steps": 1}

@@ -49,7 +49,15 @@ class SlowSaves(Callback):
       self.copy(run)
 
   def copy(self, run):
-    shutil.copytree(run.workdir / "checkpoints", self.folder / f"{run.step}_{len(self.begun)}", dirs_exist_ok=True)
+    """Copies the folder as a kill would leave it: again, if files were renamed or removed meanwhile."""
+    copied = self.folder / f"{run.step}_{len(self.begun)}"
+    while True:
+      shutil.rmtree(copied, ignore_errors=True)
+      try:
+        shutil.copytree(run.workdir / "checkpoints", copied)
+        return
+      except (shutil.Error, FileNotFoundError):
+        continue
 
 
 def test_a_save_follows_the_last_one(tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ def test_a_run_on_the_hub_resumes_without_it(the_hub, tmp_path, monkeypatch, cap
   assert "resuming from step 2" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hub_that_disappears_stops_a_run_for_its_launcher(the_hub, tmp_path, monkeypatch, capsys):
   """Files were checked, then evicted from a small cache: exit code 75, one sentence, and the same command resumes."""
   the_hub.repository("datasets/ORG/text", {"train/a.jsonl": lines(TEXTS), "train/b.jsonl": lines(TEXTS[::-1])})

@@ -94,7 +94,7 @@ def train(config, workdir, **options):
   return recorder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_average_of_another_file_is_kept_and_resumed(rows, tmp_path):
   """After a stop at any step the average equals an uninterrupted run's, bit for bit."""
   options = {"optimizer.average": "mean", "checkpoint.save_interval_steps": 1}

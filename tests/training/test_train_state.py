@@ -150,7 +150,7 @@ def gradient_of_two_terms(mesh_shape, microbatches):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_from(2)
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("shape", "microbatches"), [({"data": 8}, 1), ({"data": 4, "fsdp": 2}, 4), ({"data": 2, "fsdp": 2, "tensor": 2}, 4)]
 )

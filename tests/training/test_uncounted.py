@@ -100,7 +100,7 @@ def test_weights_say_whether_a_batch_counts(loss):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_from(2)
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("loss", "terms", "microbatches"),
   [("cross_entropy", ("tokens",), 2), ("tokens_and_heads", ("heads",), 1), ("tokens_and_heads", ("tokens",), 2)],

@@ -117,7 +117,7 @@ def wanted(path, x):
   return {path: (path, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place))}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schedule_free_starts_at_given_parameters_on_two_meshes():
   """z equals the checkpoint's parameters, so the average at step 0 does; shards do not change the next step."""
   run = loading.records(test_state_collections.config(**FREE)).with_(model={"vocab_size": 384})
