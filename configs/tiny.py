@@ -28,6 +28,7 @@ _FAMILIES = {
   "spanbert": (presets.bert("base"), "span_masked_lm_sbo", (128, 128), False),
   "modern_bert": (presets.modern_bert("base"), "masked_lm", (128, 128), False),
   "diffusion": (diffusion_presets.llada("8b"), "masked_diffusion", (128, 128), False),
+  "block_diffusion": (diffusion_presets.llada("8b") | {"block_length": 4}, "masked_diffusion", (128, 128), False),
   "gpt": (presets.gpt2("small"), "causal_lm", (128, 128), False),
   "llama": (presets.llama2("1b"), "causal_lm", (128, 128), False),
   "prefix_lm": (presets.prefix_lm("small"), "prefix_lm", (64, 64), True),
@@ -92,7 +93,7 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.data.task_modules = ("t2t.tasks.docs",)
   config.data.inputs_length, config.data.targets_length = lengths
   config.data.pack = pack
-  config.train.loss = "diffusion" if family == "diffusion" else config.train.loss
+  config.train.loss = "diffusion" if objective == "masked_diffusion" else config.train.loss
   config.data.num_streams = 2
   config.train.steps = 500
   config.train.batch_size = 16

@@ -454,6 +454,12 @@ def _check_loss(config: Config) -> None:
     from t2t.losses import diffusion  # few runs are of masked diffusion
 
     diffusion.check_objectives(names, config.train.loss, where=where)
+  if model.block_length and config.train.loss != "diffusion" and not answered_by_heads(config.train.loss):
+    raise UserError(
+      f"config.model.block_length={model.block_length} is for masked diffusion or heads, but config.train.loss="
+      f"{config.train.loss}. Set --config.train.loss=diffusion --config.data.objective="
+      f"{' or '.join(feature_spec.DIFFUSION)}, or --config.model.block_length=0."
+    )
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(

@@ -40,7 +40,7 @@ class UnmaskedLines(text_generation.Writing):
         f"--decoder unmask: {source.name} was not trained by masked diffusion. Train with "
         "--config.train.loss=diffusion --config.data.objective=masked_diffusion, or leave out --decoder."
       )
-    blocks(decode)
+    blocks(decode, source.model.block_length)
     super().__init__(source, mesh, decode=decode, special_tokens=special_tokens, **options)
     self._blanks = fill_mask.Blanks(
       self._vocabulary, source.model.architecture, special_tokens=prompt_builder.special_tokens(source, special_tokens)

@@ -52,19 +52,30 @@ def schedule(number: jax.Array, step: jax.Array | int, steps: int) -> jax.Array:
   return number // steps + (step < number % steps)
 
 
-def blocks(config: decoding.DecodeConfig) -> tuple[int, int]:
+def blocks(config: decoding.DecodeConfig, trained: int = 0) -> tuple[int, int]:
   """Returns the number of blocks, and of steps in each.
 
+  Args:
+    config: options of decoding.
+    trained: `TransformerConfig.block_length`. Blocks of the model are counted from the text's first token, so the first
+      one may begin in the prompt, and there may be one more.
+
   Raises:
-    UserError: the steps do not divide into blocks.
+    UserError: the steps do not divide into blocks, or the model was trained on other blocks.
   """
-  number = -(-config.max_length // (config.block_length or config.max_length))
+  if trained and config.block_length not in (0, trained):
+    raise UserError(
+      f"block_length={config.block_length}: the model was trained on blocks of config.model.block_length={trained} "
+      f"tokens. Set block_length={trained}, or leave it out."
+    )
+  length = min(trained or config.block_length or config.max_length, config.max_length)
+  number = -(-config.max_length // length)
   steps = config.steps or config.max_length
-  if steps % number and not config.steps:
-    steps = number * config.block_length
+  if not config.steps and (trained or steps % number):
+    steps = number * length
   if steps % number:
     raise UserError(
-      f"steps={steps}: max_length={config.max_length} with block_length={config.block_length} has {number} blocks, "
+      f"steps={steps}: max_length={config.max_length} with block_length={length} has {number} blocks, "
       f"each with the same number of steps; set steps={max(1, steps // number) * number}"
     )
   return number, steps // number
@@ -98,7 +109,8 @@ def _read(model: nnx.Module, tokens: jax.Array, batch: Batch) -> dict[str, jax.A
 class Unmask:
   """Fills masks in several steps: the masks in a prompt, or `max_length` masks after a prompt without any.
 
-  Each step predicts all masks and keeps some predictions, in blocks from left to right if `block_length` is given.
+  Each step predicts all masks and keeps some predictions, in blocks from left to right if `block_length` is given. A
+  model with `config.model.block_length` fills its own blocks, and reads no later one.
   """
 
   streams = False
@@ -176,11 +188,18 @@ class Unmask:
       )
     blanks, length = batch["blanks"] > 0, config.max_length
     batch_size = blanks.shape[0]
-    number_of_blocks, steps = blocks(config)
+    trained = model.config.block_length
+    number_of_blocks, steps = blocks(config, trained)
     number = jnp.sum(blanks, axis=1)
     places = jnp.argsort(~blanks, axis=1, stable=True)[:, :length]
     is_blank = jnp.arange(length) < number[:, None]
-    block = jnp.arange(length) // (config.block_length or length)
+    if trained:
+      # Blocks without blanks are left out.
+      begins = is_blank & (jnp.diff(places // trained, axis=1, prepend=places[:, :1] // trained) != 0)
+      block = jnp.cumsum(begins, axis=1)
+      number_of_blocks = jnp.max(block) + 1
+    else:
+      block = jnp.arange(length) // (config.block_length or length)
     mask_id = jnp.max(jnp.where(blanks, batch["tokens"], 0))
     rows = jnp.arange(batch_size)[:, None]
     row_keys = decoding.row_keys(jax.random.key(0) if key is None else key, batch_size)

@@ -18,6 +18,8 @@ from t2t.models.architecture import Batch, ModelProtocol, predicted_side
 from t2t.models.auxiliary import Auxiliary
 
 _QUARTERS = 4  # ranges of t with their own held-out loss
+# Distance of the levels of neighbouring blocks: the golden ratio, whose multiples spread evenly over (0, 1].
+_BETWEEN_BLOCKS = round(NOISE_UNITS * (5**0.5 - 1) / 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,53 @@ def _behind(batch: Batch, x: jax.Array, first: jax.Array) -> jax.Array:
   return jnp.where(starts, first, shifted)
 
 
+def _masks_of_rows(batch: Batch, side: str, index: jax.Array | int, levels: jax.Array) -> jax.Array:
+  """Draws masks with the probabilities of levels, bool [batch, length], from each row's content and the index."""
+  hashes = _row_hashes(batch[f"{side}_target_tokens"], batch[f"{side}_noise_levels"])
+  keys = jax.vmap(lambda x: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), x), index))(hashes)
+  draws = jax.vmap(lambda row: jax.random.bits(row, levels.shape[1:], jnp.uint32))(keys)
+  return (draws % NOISE_UNITS).astype(jnp.int32) < levels
+
+
+def in_blocks(batch: Batch, side: str, block_length: int) -> Batch:
+  """Returns the batch with a noise level for each block of `block_length` tokens, and its masks.
+
+  The first block of each example keeps its level and masks, so a block as long as the row changes nothing. Block b has
+  the level t + b * 0.618 modulo 1: each is uniform on (0, 1], and those of a row are spread evenly. Masks depend only
+  on the row's content.
+
+  In:  input_tokens [3, 99, 5, 99], target_tokens [3, 4, 5, 6], noise_levels [524288] * 4, blocks of two
+  Out: input_tokens [3, 99, 99, 6], noise_levels [524288, 524288, 123767, 123767], with the second block's masks drawn
+
+  Args:
+    batch: see `bound_weights`, of an encoder. Without any masked token, which shows the mask, it is returned unchanged.
+    side: "encoder".
+    block_length: tokens, counted from the first of each example.
+
+  Source: Arriola et al. 2025 (BD3-LM), section 3; there the levels of a row are independent.
+  """
+  levels, targets = batch[f"{side}_noise_levels"], batch[f"{side}_target_tokens"]
+  inputs, was_masked = batch[f"{side}_input_tokens"], batch[f"{side}_loss_weights"] > 0
+  positions = batch.get(f"{side}_positions")
+  positions = jnp.broadcast_to(jnp.arange(levels.shape[1]), levels.shape) if positions is None else positions
+  block = positions // block_length
+  # NOISE_UNITS divides 2**32, so that an overflow does not matter.
+  moved = (levels - 1).astype(jnp.uint32) + block.astype(jnp.uint32) * jnp.uint32(_BETWEEN_BLOCKS)
+  moved = jnp.where(levels > 0, (moved % NOISE_UNITS).astype(levels.dtype) + 1, 0)
+  # Rows with equal levels have other masks if their first blocks differ.
+  first = {**batch, f"{side}_noise_levels": levels * 2 + was_masked}
+  masked = jnp.where(block > 0, _masks_of_rows(first, side, 0, moved), was_masked)
+  mask_id = jnp.max(jnp.where(was_masked, inputs, -1))
+  known = mask_id >= 0
+  shown = jnp.where(masked, mask_id, jnp.where(levels > 0, targets, inputs))
+  return {
+    **batch,
+    f"{side}_input_tokens": jnp.where(known, shown, inputs),
+    f"{side}_loss_weights": jnp.where(known, masked, was_masked).astype(batch[f"{side}_loss_weights"].dtype),
+    f"{side}_noise_levels": jnp.where(known, moved, levels),
+  }
+
+
 def resampled(batch: Batch, side: str, index: jax.Array, number: int) -> dict[str, jax.Array]:
   """Returns the batch with other masks, at noise levels in one of `number` equal parts of (0, 1].
 
@@ -100,10 +149,7 @@ def resampled(batch: Batch, side: str, index: jax.Array, number: int) -> dict[st
   inputs, was_masked = batch[f"{side}_input_tokens"], batch[f"{side}_loss_weights"] > 0
   moved = index * (NOISE_UNITS // number) + -(-levels // number)
   moved = jnp.where(levels > 0, moved, 0)
-  hashes = _row_hashes(targets, levels)
-  keys = jax.vmap(lambda x: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), x), index))(hashes)
-  draws = jax.vmap(lambda row: jax.random.bits(row, levels.shape[1:], jnp.uint32))(keys)
-  masked = (draws % NOISE_UNITS).astype(jnp.int32) < moved
+  masked = _masks_of_rows(batch, side, index, moved)
   # A decoder reads a target one position later.
   at_inputs = lambda x, first: _behind(batch, x, first) if side == "decoder" else x
   nowhere = jnp.zeros_like(was_masked)
@@ -127,10 +173,14 @@ class Diffusion(CrossEntropy):
   Metrics: loss, z_loss, accuracy (of masked tokens, weighted alike); held-out also loss_t1 to loss_t4, the loss at t in
   (0, 1/4] to (3/4, 1].
 
-  Source: Sahoo et al. 2024 (MDLM), equation 11; Nie et al. 2025 (LLaDA), equations 3 and 4.
+  With `block_length` each block has its own level, and the bound is the sum of those of the blocks.
+
+  Source: Sahoo et al. 2024 (MDLM), equation 11; Nie et al. 2025 (LLaDA), equations 3 and 4; blocks: Arriola et al. 2025
+  (BD3-LM), section 3.
   """
 
   eval_samples: int = 4
+  block_length: int = 0
   unit: ClassVar[str] = "nats per target token, an upper bound"
 
   @classmethod
@@ -155,7 +205,7 @@ class Diffusion(CrossEntropy):
         "config.train.loss=diffusion does not support states that rows pass on. Set config.model.memory_length=0."
       )
     base = CrossEntropy.from_config(run)
-    return cls(base.config, base.auxiliary, eval_samples=number)
+    return cls(base.config, base.auxiliary, eval_samples=number, block_length=run.model.block_length)
 
   def weights(self, batch: Batch) -> Weights:
     levels = batch[f"{predicted_side(batch)}_noise_levels"]
@@ -166,7 +216,7 @@ class Diffusion(CrossEntropy):
   ) -> tuple[dict[str, jax.Array], Outputs]:
     """Computes the terms of the batch's masks, or held-out metrics of new masks; see `Loss`."""
     if train:
-      summed, sums, aux = self._of_masks(module, batch, key=key, train=True)
+      summed, sums, aux = self._of_masks(module, self._noisy(batch), key=key, train=True)
       terms = {"loss": summed / jnp.maximum(weights["loss"], 1.0)}
       return self.auxiliary.joined(terms, self._metrics(batch, sums), aux, batch, weights)
     summed, sums, aux = self.sampled(module, batch)
@@ -182,7 +232,7 @@ class Diffusion(CrossEntropy):
 
   def sampled(self, module: ModelProtocol, batch: Batch) -> tuple[jax.Array, jax.Array, Auxiliary]:
     """Returns the outputs of `eval_samples` noise levels of each row: sums [samples], [samples, 4], auxiliary ones."""
-    side = predicted_side(batch)
+    side, batch = predicted_side(batch), self._noisy(batch)
 
     def of_sample(index: jax.Array) -> tuple[jax.Array, jax.Array, Auxiliary]:
       summed, sums, aux = self._of_masks(
@@ -191,6 +241,9 @@ class Diffusion(CrossEntropy):
       return summed, sums, dataclasses.replace(aux, states={})
 
     return jax.lax.map(of_sample, jnp.arange(self.eval_samples))
+
+  def _noisy(self, batch: Batch) -> Batch:
+    return in_blocks(batch, predicted_side(batch), self.block_length) if self.block_length else batch
 
   def _of_masks(
     self, module: ModelProtocol, batch: Batch, *, key: jax.Array | None, train: bool

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from t2t import UserError, did_you_mean
 from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
-from t2t.runtime.lazy_table import LazyTable
+from t2t.runtime.lazy_table import LazyTable, load
 
 if TYPE_CHECKING:
   import jax
@@ -104,6 +104,7 @@ _MAY_BE_ZERO = (
   "rotary_scaling_original_length",
   "attention_window",
   "attention_block",
+  "block_length",
   "attention_scale_dim",
   "global_attention_every",
   "global_attention_first",
@@ -333,6 +334,9 @@ class TransformerConfig:
   memory_length: int = 0
   memory_reuse: int = 0  # positions at the start of a row that enter the memory, if rows overlap (XLNet); 0: all
   two_streams: bool = False  # encoder_only: a second stream predicts tokens that it does not read (XLNet)
+  #: encoder_only, with config.train.loss=diffusion: tokens of a block, which is denoised after the blocks before it
+  #: (block diffusion, BD3-LM); 0: the whole text at once
+  block_length: int = 0
   lsh_chunk: int = 64  # lsh: tokens of a chunk, which attend to their chunk and the one before
   lsh_rounds: int = 4  # lsh: rounds of hashing
   lsh_buckets: int = 0  # lsh: buckets of a round, an even number; 0: a power of two near twice the number of chunks
@@ -683,6 +687,8 @@ class TransformerConfig:
     self._check_layers()
     self._check_encoder()
     self._check_attention()
+    if self.block_length:
+      load("t2t.models.text_blocks:check")(self)
     self._check_feed_forward()
     # Config files and config.json contain dicts.
     object.__setattr__(self, "heads", tuple(_head(head) for head in self.heads))

@@ -21,6 +21,8 @@ def model_flops(
     predicted: fraction of the last stack's positions with logits.
   """
   encoder_length, decoder_length = (lengths.get(side, 0) for side in ("encoder", "decoder"))
+  if config.block_length and predicted:
+    lengths = {side: 2 * length for side, length in lengths.items()}  # clean and noisy tokens
   models = {side: config.of_stack(side) for side in ("encoder", "decoder")}
   layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
   joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim

@@ -35,6 +35,8 @@ class AttentionMask:
   padded: the segments mark only padding at the ends of rows: 1, 1, 1, 0, 0. Queries at padding may then attend to
     anything.
   streams: number of queries of each position: with 2, all positions are queries twice, one after the other.
+  private: int [batch, key], 1 at keys that only queries of the same kind and block attend to; queries and keys are the
+    same tokens, with ranks as blocks. The keys of all streams follow each other. None: no such keys.
   """
 
   query_segments: jax.Array | None = None
@@ -47,22 +49,33 @@ class AttentionMask:
   ancestors: jax.Array | None = None
   positions: jax.Array | None = None
   global_tokens: jax.Array | None = None
+  private: jax.Array | None = None
   front: int = dataclasses.field(default=0, metadata={"static": True})
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
   window: int = dataclasses.field(default=0, metadata={"static": True})
   padded: bool = dataclasses.field(default=False, metadata={"static": True})
   streams: int = dataclasses.field(default=1, metadata={"static": True})
 
-  def in_two_streams(self) -> "AttentionMask":
+  def in_two_streams(self, *, private: bool = False) -> "AttentionMask":
     """Returns the mask of a content stream, and a query stream whose positions do not attend to their own tokens.
 
     The queries are all positions of the first stream, then all of the second; the keys are only of the first (Yang et
-    al. 2019, section 2.3).
+    al. 2019, section 2.3). With `private` the keys are of both streams. Keys of the second are seen by the second
+    stream of their own rank only.
     """
     assert self.ranks is not None
     twice = lambda x: None if x is None else jnp.concatenate([x, x], axis=1)
+    mask = self
+    if private:
+      zeros = jnp.zeros_like(self.ranks)
+      mask = dataclasses.replace(
+        self,
+        key_segments=twice(self.key_segments),
+        ranks=twice(self.ranks),
+        private=jnp.concatenate([zeros, zeros + 1], axis=1),
+      )
     return dataclasses.replace(
-      self,
+      mask,
       query_segments=twice(self.query_segments),
       query_ranks=jnp.concatenate([self.ranks, self.ranks - 1], axis=1),
       positions=twice(self.positions),
@@ -95,6 +108,10 @@ class AttentionMask:
       query_offset=filled.shape[1],
       padded=False,
     )
+
+  def num_keys(self, query_length: int) -> int:
+    """Returns the number of keys of a row's own positions."""
+    return query_length if self.private is not None else query_length // self.streams
 
   def query_indices(self, query_length: int) -> jax.Array:
     """Returns the index of each query among the keys, int [query]; all beams have the same."""
@@ -129,6 +146,10 @@ class AttentionMask:
       if (query_length, key_length) != (ranks.shape[1], self.ranks.shape[1]):
         raise ValueError(f"ranks of shape {self.ranks.shape} do not match {query_length} queries and {key_length} keys")
       before = ranks[:, None, :, None] >= self.ranks[:, None, None, :]
+      if self.private is not None:
+        # Queries of private keys have the rank before their own, see `in_two_streams`.
+        own = (self.private[:, None, :, None] > 0) & (ranks[:, None, :, None] + 1 == self.ranks[:, None, None, :])
+        before = jnp.where(self.private[:, None, None, :] > 0, own, before)
       allowed = before if allowed is None else allowed & before
     if self.window:
       near = jnp.abs(distance) <= self.window
@@ -153,7 +174,10 @@ class AttentionMask:
     """Returns the position of each of a row's own keys, int [key]; with beams, the last positions repeat.
 
     key_length 7, 2 beams with 2 separate positions -> [0, 1, 2, 3, 3, 4, 4]
+    key_length 6, of two streams -> [0, 1, 2, 0, 1, 2]
     """
+    if self.private is not None:
+      return np.tile(np.arange(key_length // self.streams), self.streams)
     if self.ancestors is None:
       return np.arange(key_length)
     beams, length = self.ancestors.shape[1:]

@@ -466,7 +466,7 @@ class Rotary(Scheme):
     if mask.is_decoding or (mask.streams == 1 and not mask.memory):
       return places, None
     num_keys = call.key_length - front
-    return places, jnp.arange(num_keys) + front if given is None else given[..., :num_keys]
+    return places, jnp.asarray(mask.key_positions(num_keys)) + front if given is None else given[..., :num_keys]
 
 
 class Learned(Scheme):

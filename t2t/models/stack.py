@@ -193,7 +193,7 @@ class Layer(nnx.Module):
     normed = self._branch_input(x, self.self_attention_norm, is_normed) if attention_input is None else attention_input
     read = normed if context is None else self._branch_input(context, self.self_attention_norm, is_normed)
     others, states = None, {}
-    read = read[:, : x.shape[1] // mask.streams]
+    read = read[:, : mask.num_keys(x.shape[1])]
     if carried:
       from t2t.models import layer_memory  # few models carry states
 
@@ -425,7 +425,7 @@ class Stack(nnx.Module):
       from t2t.models import layer_memory
 
       mask = layer_memory.mask_with(mask, carried, x.shape[1])
-    num_keys = self.front + mask.memory + x.shape[1] // mask.streams
+    num_keys = self.front + mask.memory + mask.num_keys(x.shape[1])
     key_length = num_keys if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     prefix: Any = self.prefix

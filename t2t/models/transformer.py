@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, auxiliary, heads, layers
+from t2t.models import attention, auxiliary, heads, layers, text_blocks
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
@@ -533,7 +533,8 @@ class EncoderOnly(_Transformer):
   """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: bidirectional attention over a text.
 
   With `two_streams` and encoder_ranks, a second stream of states at the same positions attends to tokens of lower ranks
-  only, not to the position's own. Its states are the model's output (XLNet, Yang et al. 2019).
+  only, not to the position's own. Its states are the model's output (XLNet, Yang et al. 2019). With `block_length` each
+  token attends to its own and earlier blocks; in training a second stream has the noisy tokens, see `text_blocks`.
   """
 
   architecture = ENCODER_ONLY
@@ -580,13 +581,15 @@ class EncoderOnly(_Transformer):
   def _embedded(self, batch: Batch) -> jax.Array:
     places = self._places(self.encoder, batch["encoder_input_tokens"], batch.get("encoder_positions"))
     x = self.look_up(batch, places=places)
-    if self._has_two_streams(batch):
+    if text_blocks.are_denoised(self.config, batch):
+      x = jnp.concatenate([self.look_up(text_blocks.clean(batch), places=places), x], axis=1)
+    elif self._has_two_streams(batch):
       tokens, places = batch["encoder_input_tokens"], batch.get("encoder_positions") if places is None else places
       x = jnp.concatenate([x, self.embed.unread(tokens, positions=places, segments=self._types(batch))], axis=1)
     return self.embed.project(x)
 
   def _has_two_streams(self, batch: Batch) -> bool:
-    return self.config.two_streams and "encoder_ranks" in batch
+    return text_blocks.are_denoised(self.config, batch) or (self.config.two_streams and "encoder_ranks" in batch)
 
   def look_up(
     self,
@@ -637,11 +640,16 @@ class EncoderOnly(_Transformer):
     mask, real = self._reading_mask(batch), self._real(batch, "encoder", length)
     if self.config.relative_segments:
       mask = dataclasses.replace(mask, token_types=batch.get("encoder_token_types"))
+    if self.config.block_length:
+      size, denoised = self.embed.prompt_ids.size, text_blocks.are_denoised(self.config, batch)
+      mask = text_blocks.masked(mask, block_length=self.config.block_length, prompt=size, denoised=denoised)
+    elif self._has_two_streams(batch):
+      mask = mask.in_two_streams()
     beside = dict(tasks=batch.get("encoder_tasks"), carried=self._carried(batch, "encoder"))
-    if not self._has_two_streams(batch):
+    if mask.streams == 1:
       return encoder(x, mask=mask, real=real, **beside, **options)
     real = None if real is None else jnp.concatenate([real, real], axis=1)
-    x, kept, aux = encoder(x, mask=mask.in_two_streams(), real=real, **beside, **options)
+    x, kept, aux = encoder(x, mask=mask, real=real, **beside, **options)
     return x[..., length:, :], kept, aux
 
 

@@ -40,6 +40,7 @@ FAMILIES = {
   "eurobert": ("210m", "610m", "2_1b"),
   "neobert": ("base",),
   "mdlm": ("small",),
+  "bd3lm": ("small_4", "small_8", "small_16"),
   "llada": ("8b",),
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),

@@ -1,6 +1,7 @@
 """Decoding by unmasking: exact against enumeration and a plain loop, infilling, blocks, and refusals."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import math
@@ -126,6 +127,82 @@ def test_sampling_depends_on_the_row_and_its_key_alone():
   assert both.tokens[0].tolist() == alone.tokens[0].tolist()
   many = decoded(model, [[7]], number=50, max_length=4, temperature=1.0)
   assert len({tuple(x) for x in np.asarray(many.tokens[:, 0]).tolist()}) > 5 and (many.tokens < WORDS).all()
+
+
+# ---- Blocks of the model ---------------------------------------------------------------------------------------------
+
+IN_BLOCKS = dataclasses.replace(ENCODER, block_length=3)
+
+
+def plain_in_blocks(model, row, *, steps, remasking="confidence"):
+  """Fills a row block by block in a plain loop that reads nothing after the block; returns its tokens and score."""
+  row, ends, score = list(row), row[-1] == MASK, 0.0
+  blanks = [i for i, token in enumerate(row) if token == MASK]
+  for block in sorted({i // 3 for i in blanks}):
+    part = [i for i in blanks if i // 3 == block]
+    for step in range(steps):
+      log_p = log_probabilities(model, [row[: 3 * block + 3]])[0]
+      if not ends:
+        log_p[:, EOS] = -np.inf
+      margins = np.diff(np.sort(np.exp(log_p))[:, -2:])[:, 0]
+      value = log_p.max(axis=-1) if remasking == "confidence" else margins
+      count = len(part) // steps + (step < len(part) % steps)
+      for i in sorted((i for i in part if row[i] == MASK), key=lambda i: -value[i])[:count]:
+        row[i], score = int(log_p[i].argmax()), score + log_p[i].max()
+  return [row[i] for i in blanks], score
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
+@pytest.mark.parametrize(("steps", "remasking"), [(0, "confidence"), (6, "margin"), (3, "confidence"), (9, "margin")])
+def test_blocks_of_the_model_are_a_plain_loop(steps, remasking):
+  """Blocks are counted from the text's first token, whatever the prompt, and later ones are not read.
+
+  Texts are longer than any row of training, because positions are relative.
+  """
+  model, prompts = toy.model(IN_BLOCKS, seed=1), [[7, 3, 2, 4], [7, 3], [MASK, 3, MASK, MASK, 5, 2, 4, 2, 3, 4, MASK]]
+  found = decoded(model, prompts, max_length=9, steps=steps, remasking=remasking)
+  for i, row in enumerate([[*prompts[0], *[MASK] * 9], [*prompts[1], *[MASK] * 9], prompts[2]]):
+    tokens, score = plain_in_blocks(model, row, steps=(steps or 9) // 3, remasking=remasking)
+    kept = tokens[: tokens.index(EOS) + 1] if i < 2 and EOS in tokens else tokens
+    assert found.tokens[i, 0].tolist() == kept + [0] * (9 - len(kept))
+    if kept == tokens:
+      np.testing.assert_allclose(found.scores[i, 0], score, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_random_order_within_blocks_is_the_distribution_of_the_model():
+  """Frequencies of texts are products over blocks of the mean over orders within each block."""
+  model, number = toy.model(dataclasses.replace(ENCODER, block_length=2), seed=3), 4_000
+
+  def conditional(row, place):
+    log_p = log_probabilities(model, [row])[0][place]
+    return np.exp(log_p - np.logaddexp.reduce(log_p))
+
+  first = conditional([7, MASK], 1)
+  expected = {}
+  for a in range(WORDS):
+    both = [conditional([7, a, MASK, MASK], place) for place in (2, 3)]
+    after = [[conditional([7, a, x, MASK], 3), conditional([7, a, MASK, x], 2)] for x in range(WORDS)]
+    for b, c in itertools.product(range(WORDS), repeat=2):
+      expected[a, b, c] = first[a] * (both[0][b] * after[b][0][c] + both[1][c] * after[c][1][b]) / 2
+  np.testing.assert_allclose(sum(expected.values()), 1.0)
+  found = decoded(model, [[7]], number=number, max_length=3, temperature=1.0, remasking="random")
+  counts = collections.Counter(map(tuple, np.asarray(found.tokens[:, 0]).tolist()))
+  for text, p in expected.items():
+    if EOS not in text[:2]:  # else it is cut
+      assert abs(counts[text] / number - p) < 5 * math.sqrt(p * (1 - p) / number) + 1e-9
+
+
+def test_blocks_of_the_model_exclude_others():
+  """The option may repeat the model's length, but not change it."""
+  assert unmasking.blocks(decoding.DecodeConfig(8, block_length=4), 4) == (2, 4)
+  assert unmasking.blocks(decoding.DecodeConfig(6), 4) == (2, 4)
+  assert unmasking.blocks(decoding.DecodeConfig(3), 4) == (1, 3)
+  with pytest.raises(UserError, match="block_length=2: the model was trained on blocks of config.model.block_length=4"):
+    unmasking.blocks(decoding.DecodeConfig(8, block_length=2), 4)
+  with pytest.raises(UserError, match="steps=3: max_length=8 with block_length=4 has 2 blocks.*set steps=2"):
+    unmasking.blocks(decoding.DecodeConfig(8, steps=3), 4)
 
 
 # ---- Options ---------------------------------------------------------------------------------------------------------

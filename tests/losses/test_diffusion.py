@@ -1,5 +1,6 @@
 """Masked diffusion: literal weights, the bound by enumeration, held-out samples, and settings that do not fit."""
 
+import dataclasses
 import itertools
 import math
 
@@ -167,6 +168,166 @@ def test_the_estimate_is_the_bound_by_enumeration():
   np.testing.assert_allclose(np.mean(parts), metrics["loss"].value(), rtol=1e-5)
 
 
+# ---- Blocks ----------------------------------------------------------------------------------------------------------
+
+
+def block_model(length, **fields):
+  return toy.model(dataclasses.replace(MODEL, block_length=length, **fields), seed=4)
+
+
+def prediction(model, given, block):
+  """Returns log p of each token at the places of `block`, after the tokens `given`, float64 [block, vocab]."""
+  row = jnp.asarray([[*given, *block]])
+  logits = toy.logits(model, {"encoder_input_tokens": row, "encoder_segment_ids": jnp.ones_like(row)})  # 0 is a token
+  return np.asarray(jax.nn.log_softmax(logits), np.float64)[0, len(given) :]
+
+
+def bound_of_blocks(model, text, length, *, mask_id):
+  """Returns the sum over blocks of the integral of sums over masks, in nats, from predictions of one stream."""
+  total = 0.0
+  for begin in range(0, len(text), length):
+    block = text[begin : begin + length]
+    for size in range(1, len(block) + 1):
+      # Integral of t**(m - 1) * (1 - t)**(L - m).
+      share = math.factorial(size - 1) * math.factorial(len(block) - size) / math.factorial(len(block))
+      for mask in itertools.combinations(range(len(block)), size):
+        log_p = prediction(model, text[:begin], [mask_id if i in mask else x for i, x in enumerate(block)])
+        total -= share * sum(log_p[i, block[i]] for i in mask)
+  return total
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
+@pytest.mark.parametrize("length", [2, 1, 3, 5])
+def test_the_bound_of_blocks_is_exact(length):
+  """Two streams, weights and levels of each block give the brute-force sum; blocks of one token the exact likelihood.
+
+  The vocabulary has four tokens, 3 is the mask. The expectation over levels is Gauss-Legendre quadrature, which is
+  exact for the polynomials of t.
+  """
+  model, text = block_model(length, vocab_size=4), (2, 0, 1, 1)
+  blocks = [list(range(begin, min(begin + length, 4))) for begin in range(0, 4, length)]
+  nodes, shares = np.polynomial.legendre.leggauss(2)
+  nodes, shares = (nodes + 1) / 2, shares / 2
+  rows, chances = [], []
+  for mask in itertools.product((0, 1), repeat=4):
+    for choice in itertools.product((0, 1), repeat=len(blocks)):
+      levels, chance = np.zeros(4, int), 1.0
+      for block, node in zip(blocks, choice, strict=True):
+        levels[block] = round(nodes[node] * NOISE_UNITS)
+        chance *= shares[node] * math.prod(nodes[node] if mask[i] else 1 - nodes[node] for i in block)
+      inputs = [3 if hidden else x for x, hidden in zip(text, mask, strict=True)]
+      rows.append({"inputs": inputs, "targets": text, "loss_weights": mask, "noise_levels": levels.tolist()})
+      chances.append(chance)
+  np.testing.assert_allclose(sum(chances), 1.0)
+  batch = encoder_batch(rows)
+  batch["encoder_segment_ids"] = jnp.ones_like(batch["encoder_input_tokens"])  # 0 is a token
+  log_p = np.asarray(jax.nn.log_softmax(toy.logits(model, batch)), np.float64)
+  nats = -np.take_along_axis(log_p, np.asarray(batch["encoder_target_tokens"])[..., None], -1)[..., 0]
+  expected = np.sum(np.array(chances)[:, None] * nats * np.asarray(diffusion.bound_weights(batch, "encoder")))
+  np.testing.assert_allclose(expected, bound_of_blocks(model, text, length, mask_id=3), rtol=1e-5)
+  if length == 1:
+    chain = -sum(prediction(model, text[:i], [3])[0, text[i]] for i in range(4))
+    np.testing.assert_allclose(expected, chain, rtol=1e-5)
+
+
+def text_rows(number, length=8, **options):
+  return examples("masked_diffusion", [{"targets": [3, 4, 5, 6, 7, 8, 9, 1]}] * number, length=length, **options)
+
+
+@pytest.mark.slow
+def test_the_estimate_of_blocks_is_the_bound():
+  """The loss of drawn levels and masks, in training and held out, has the brute-force sum as mean."""
+  model, rows = block_model(3), text_rows(1_500)
+  expected = bound_of_blocks(model, (3, 4, 5, 6, 7, 8, 9, 1), 3, mask_id=99) / 8
+  batch, loss_of_blocks = encoder_batch(rows), loss(block_length=3)
+  parts = [jax.tree.map(lambda x, i=i: x[i : i + 50], batch) for i in range(0, 1_500, 50)]
+  run = jax.jit(
+    lambda batch, train: loss_of_blocks(model, batch, loss_of_blocks.weights(batch), key=None, train=train)[1],
+    static_argnums=1,
+  )
+  for train in (True, False):
+    values = np.array([run(part, train)["loss"].value() for part in parts])
+    error = values.std() / math.sqrt(len(parts))
+    assert abs(values.mean() - expected) < 4 * error < 0.1 * expected
+
+
+def test_each_block_has_a_level_and_masks_of_it():
+  """Levels are uniform in every block and evenly spread over a row; the first block keeps its draw."""
+  batch = encoder_batch(text_rows(2_000))
+  noisy = diffusion.in_blocks(batch, "encoder", 2)
+  levels, masked, old = (
+    np.asarray(x) for x in (noisy["encoder_noise_levels"], noisy["encoder_loss_weights"], batch["encoder_input_tokens"])
+  )
+  np.testing.assert_array_equal(noisy["encoder_input_tokens"], np.where(masked, 99, batch["encoder_target_tokens"]))
+  np.testing.assert_array_equal(noisy["encoder_input_tokens"][:, :2], old[:, :2])
+  np.testing.assert_array_equal(levels[:, ::2], levels[:, 1::2])
+  t = levels[:, ::2] / NOISE_UNITS
+  assert levels.min() > 0 and levels.max() <= NOISE_UNITS
+  in_order = np.sort(t, axis=1)
+  assert np.diff(in_order, axis=1, append=in_order[:, :1] + 1).max() < 0.4
+  for block in range(4):
+    np.testing.assert_allclose(np.histogram(t[:, block], bins=4, range=(0, 1))[0] / 2_000, 0.25, atol=0.04)
+    for low in (0.0, 0.25, 0.5, 0.75):
+      part = (t[:, block] > low) & (t[:, block] <= low + 0.25)
+      np.testing.assert_allclose(masked[part, 2 * block : 2 * block + 2].mean(), t[part, block].mean(), atol=0.05)
+  # Masks of different blocks are independent given the levels.
+  residuals = (masked - levels / NOISE_UNITS)[:, ::2]
+  assert np.abs(np.corrcoef(residuals.T) - np.eye(4)).max() < 0.1
+
+
+@pytest.mark.slow
+def test_one_block_is_masked_diffusion():
+  """With the same draws, bit for bit in levels and masks, and with the same loss in training and held out."""
+  batch = encoder_batch(text_rows(8))
+  for name, x in diffusion.in_blocks(batch, "encoder", 8).items():
+    np.testing.assert_array_equal(x, batch[name])
+  for train in (True, False):
+    whole, blocks = (
+      loss(block_length=length)(block_model(length), batch, loss().weights(batch), key=None, train=train)[1]
+      for length in (0, 8)
+    )
+    for name, x in whole.items():
+      np.testing.assert_allclose(blocks[name].value(), x.value(), rtol=1e-5)
+
+
+def test_blocks_of_packed_texts_begin_with_each_text():
+  """Padding and given tokens keep level 0, and the first block of each text its draw."""
+  rows = {
+    "inputs": [99, 4, 5, 6, 7, 99, 99, 5, 6, 0],
+    "targets": [3, 4, 5, 6, 7, 3, 4, 5, 6, 0],
+    "loss_weights": [1, 0, 0, 0, 0, 1, 1, 0, 0, 0],
+    "noise_levels": [HALF] * 4 + [0, QUARTER, QUARTER, QUARTER, QUARTER, 0],
+  }
+  batch = encoder_batch([rows]) | {"encoder_positions": jnp.asarray([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0]])}
+  noisy = diffusion.in_blocks(batch, "encoder", 3)
+  second = (HALF - 1 + diffusion._BETWEEN_BLOCKS) % NOISE_UNITS + 1
+  third = (QUARTER - 1 + diffusion._BETWEEN_BLOCKS) % NOISE_UNITS + 1
+  expected = [HALF] * 3 + [second, 0, QUARTER, QUARTER, third, third, 0]
+  assert noisy["encoder_noise_levels"][0].tolist() == expected
+  shown = noisy["encoder_input_tokens"][0].tolist()
+  assert shown[:3] == [99, 4, 5] and shown[4:7] == [7, 99, 99] and shown[9] == 0
+
+
+@pytest.mark.exhaustive
+def test_blocks_do_not_depend_on_the_mesh():
+  """Levels and masks of blocks are drawn on the devices, and two streams are sharded like one."""
+  batch, loss_of_blocks = encoder_batch(text_rows(8)), loss(block_length=3)
+  graphdef, params = toy.split(block_model(3))
+
+  def losses_of(params, batch):
+    model = nnx.merge(graphdef, params)
+    weights = loss_of_blocks.weights(batch)
+    return [loss_of_blocks(model, batch, weights, key=None, train=x)[1]["loss"].value() for x in (True, False)]
+
+  expected = jax.jit(losses_of)(params, batch)
+  for mesh_shape in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequence": 4}):
+    mesh = sharding.make_mesh(mesh_shape)
+    with jax.set_mesh(mesh):
+      values = jax.jit(losses_of)(params, jax.device_put(batch, sharding.batch_sharding(mesh)))
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
 # ---- Held-out samples ------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +404,11 @@ NO_MASK = f"data.vocabulary={reserved_ids._docs_model()}"
       "tiny_diffusion",
       ["data.extra_ids=0", NO_MASK],
       "has no mask.*Set config.data.extra_ids=1",
+    ),
+    (
+      "tiny_block_diffusion",
+      ["train.loss=cross_entropy", "data.objective=masked_lm"],
+      "block_length=4 is for masked diffusion or heads.*--config.train.loss=diffusion",
     ),
     ("tiny_diffusion", ["diffusion.eval_samples=3"], "eval_samples=3: must be a power of two"),
   ],

@@ -347,7 +347,10 @@ def attention_kernels(
   # The encoder's mask needs segments of any value here.
   reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
   if "encoder" in tokens:
-    kernels |= choose_for_layers("encoder", reading(tokens["encoder"], ranks=batch.get("encoder_ranks")))
+    mask = reading(tokens["encoder"], ranks=batch.get("encoder_ranks"))
+    if config.block_length:  # only the structure matters
+      mask = dataclasses.replace(mask, ranks=tokens["encoder"], streams=2 if "encoder_noise_levels" in batch else 1)
+    kernels |= choose_for_layers("encoder", mask)
   if "decoder" in tokens:
     kernels |= choose_for_layers("decoder", decoder_mask(batch, bidirectional_prefix=config.bidirectional_prefix))
   if len(tokens) == 2:
