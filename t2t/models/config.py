@@ -282,8 +282,7 @@ class TransformerConfig:
   #: rotary (RoFormer),
   #: disentangled (a vector for each distance bucket beside content, DeBERTa),
   #: functional_relative (a fixed vector for each distance, added to keys and values, NEZHA)
-  #: none (no position information except masks and signals of steps)
-  #: or learned (a table of max_length rows)
+  #: none (no position information except masks and signals of steps) or learned (a table of max_length rows)
   positions: str = "relative"
   relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias or vector
   relative_position_max_distance: int = 128  # distance in positions from which all share the last bucket
@@ -334,9 +333,7 @@ class TransformerConfig:
   memory_length: int = 0
   memory_reuse: int = 0  # positions at the start of a row that enter the memory, if rows overlap (XLNet); 0: all
   two_streams: bool = False  # encoder_only: a second stream predicts tokens that it does not read (XLNet)
-  #: encoder_only, with config.train.loss=diffusion: tokens of a block, which is denoised after the blocks before it
-  #: (block diffusion, BD3-LM); 0: the whole text at once
-  block_length: int = 0
+  block_length: int = 0  # encoder_only: tokens of a block that is denoised after the blocks before it (BD3-LM); 0: all
   lsh_chunk: int = 64  # lsh: tokens of a chunk, which attend to their chunk and the one before
   lsh_rounds: int = 4  # lsh: rounds of hashing
   lsh_buckets: int = 0  # lsh: buckets of a round, an even number; 0: a power of two near twice the number of chunks

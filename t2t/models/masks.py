@@ -56,26 +56,16 @@ class AttentionMask:
   padded: bool = dataclasses.field(default=False, metadata={"static": True})
   streams: int = dataclasses.field(default=1, metadata={"static": True})
 
-  def in_two_streams(self, *, private: bool = False) -> "AttentionMask":
+  def in_two_streams(self) -> "AttentionMask":
     """Returns the mask of a content stream, and a query stream whose positions do not attend to their own tokens.
 
     The queries are all positions of the first stream, then all of the second; the keys are only of the first (Yang et
-    al. 2019, section 2.3). With `private` the keys are of both streams. Keys of the second are seen by the second
-    stream of their own rank only.
+    al. 2019, section 2.3).
     """
     assert self.ranks is not None
     twice = lambda x: None if x is None else jnp.concatenate([x, x], axis=1)
-    mask = self
-    if private:
-      zeros = jnp.zeros_like(self.ranks)
-      mask = dataclasses.replace(
-        self,
-        key_segments=twice(self.key_segments),
-        ranks=twice(self.ranks),
-        private=jnp.concatenate([zeros, zeros + 1], axis=1),
-      )
     return dataclasses.replace(
-      mask,
+      self,
       query_segments=twice(self.query_segments),
       query_ranks=jnp.concatenate([self.ranks, self.ranks - 1], axis=1),
       positions=twice(self.positions),
@@ -148,8 +138,8 @@ class AttentionMask:
       before = ranks[:, None, :, None] >= self.ranks[:, None, None, :]
       if self.private is not None:
         # Queries of private keys have the rank before their own, see `in_two_streams`.
-        own = (self.private[:, None, :, None] > 0) & (ranks[:, None, :, None] + 1 == self.ranks[:, None, None, :])
-        before = jnp.where(self.private[:, None, None, :] > 0, own, before)
+        within = (self.private[:, None, :, None] > 0) & (ranks[:, None, :, None] + 1 == self.ranks[:, None, None, :])
+        before = jnp.where(self.private[:, None, None, :] > 0, within, before)
       allowed = before if allowed is None else allowed & before
     if self.window:
       near = jnp.abs(distance) <= self.window

@@ -58,11 +58,6 @@ def check(config: TransformerConfig) -> None:
     )
 
 
-def are_denoised(config: TransformerConfig, batch: Batch) -> bool:
-  """Returns True if the batch has noisy blocks, so that the layers read two streams."""
-  return config.block_length > 0 and "encoder_noise_levels" in batch
-
-
 def clean(batch: Batch) -> Batch:
   """Returns the features of the clean text: targets where tokens have a noise level, else the inputs.
 
@@ -75,7 +70,7 @@ def clean(batch: Batch) -> Batch:
   return {**batch, "encoder_input_tokens": jnp.where(levels > 0, targets, inputs)}
 
 
-def masked(mask: AttentionMask, *, block_length: int, prompt: int, denoised: bool) -> AttentionMask:
+def masked(mask: AttentionMask, block_length: int, *, prompt: int, denoised: bool) -> AttentionMask:
   """Returns the mask of a text in blocks: each token attends to its own block, and to earlier ones.
 
   With `denoised` the queries and keys are the clean tokens of a row, then its noisy tokens. A noisy token attends to
@@ -94,4 +89,9 @@ def masked(mask: AttentionMask, *, block_length: int, prompt: int, denoised: boo
   positions = jnp.arange(segments.shape[1])[None] if mask.positions is None else mask.positions
   blocks = jnp.maximum((positions - prompt) // block_length, -1).astype(jnp.int32)
   mask = dataclasses.replace(mask, ranks=jnp.broadcast_to(blocks, segments.shape))
-  return mask.in_two_streams(private=True) if denoised else mask
+  if not denoised:
+    return mask
+  zeros, keys = jnp.zeros_like(mask.ranks), (mask.key_segments, mask.ranks)
+  key_segments, ranks = (jnp.concatenate([x, x], axis=1) for x in keys)
+  private = jnp.concatenate([zeros, zeros + 1], axis=1)
+  return dataclasses.replace(mask.in_two_streams(), key_segments=key_segments, ranks=ranks, private=private)

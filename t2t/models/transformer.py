@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, auxiliary, heads, layers, text_blocks
+from t2t.models import attention, auxiliary, heads, layers
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
@@ -581,15 +581,18 @@ class EncoderOnly(_Transformer):
   def _embedded(self, batch: Batch) -> jax.Array:
     places = self._places(self.encoder, batch["encoder_input_tokens"], batch.get("encoder_positions"))
     x = self.look_up(batch, places=places)
-    if text_blocks.are_denoised(self.config, batch):
-      x = jnp.concatenate([self.look_up(text_blocks.clean(batch), places=places), x], axis=1)
+    if self._denoises(batch):
+      x = jnp.concatenate([self.look_up(load("t2t.models.text_blocks:clean")(batch), places=places), x], axis=1)
     elif self._has_two_streams(batch):
       tokens, places = batch["encoder_input_tokens"], batch.get("encoder_positions") if places is None else places
       x = jnp.concatenate([x, self.embed.unread(tokens, positions=places, segments=self._types(batch))], axis=1)
     return self.embed.project(x)
 
   def _has_two_streams(self, batch: Batch) -> bool:
-    return text_blocks.are_denoised(self.config, batch) or (self.config.two_streams and "encoder_ranks" in batch)
+    return self._denoises(batch) or (self.config.two_streams and "encoder_ranks" in batch)
+
+  def _denoises(self, batch: Batch) -> bool:
+    return self.config.block_length > 0 and "encoder_noise_levels" in batch
 
   def look_up(
     self,
@@ -641,8 +644,8 @@ class EncoderOnly(_Transformer):
     if self.config.relative_segments:
       mask = dataclasses.replace(mask, token_types=batch.get("encoder_token_types"))
     if self.config.block_length:
-      size, denoised = self.embed.prompt_ids.size, text_blocks.are_denoised(self.config, batch)
-      mask = text_blocks.masked(mask, block_length=self.config.block_length, prompt=size, denoised=denoised)
+      masked = load("t2t.models.text_blocks:masked")
+      mask = masked(mask, self.config.block_length, prompt=self.embed.prompt_ids.size, denoised=self._denoises(batch))
     elif self._has_two_streams(batch):
       mask = mask.in_two_streams()
     beside = dict(tasks=batch.get("encoder_tasks"), carried=self._carried(batch, "encoder"))

@@ -105,6 +105,7 @@ FAMILIES = {
     "deberta",
     "deberta_v2",
     "deberta_v3",
+    "block_diffusion",
     "diffusion",
     "electra",
     "gpt",

@@ -55,7 +55,7 @@ def test_a_noisy_block_reads_itself_and_clean_blocks_before_it(kind):
 
 @pytest.mark.slow
 def test_a_text_without_noise_reads_its_block_and_earlier_ones():
-  """One stream, as in prediction; a window limits it further."""
+  """Prediction has one stream; a window limits it further."""
   block, batch = np.arange(7) // 3, {"encoder_input_tokens": jnp.asarray(CLEAN)}
   expected = block[:, None] >= block[None, :]
   np.testing.assert_array_equal(reached(blocks(KINDS["rotary"]), batch, CLEAN), expected)
