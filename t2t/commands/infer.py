@@ -196,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     "--block_length",
     type=int,
     metavar="B",
-    help="unmask: fill blocks of B tokens from left to right; default: all tokens at once",
+    help="unmask: fill blocks of B tokens from left to right; default: the model's blocks, or all tokens at once",
   )
   add("--temperature", type=numeric.number(), metavar="T", help="sample tokens; values below 1 favor likely tokens")
   add(

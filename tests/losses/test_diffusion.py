@@ -14,6 +14,7 @@ import tensorflow as tf
 from test_masked_next_token import Ids, batch
 import toy
 
+import t2t
 from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import train_data
@@ -326,6 +327,29 @@ def test_blocks_do_not_depend_on_the_mesh():
     with jax.set_mesh(mesh):
       values = jax.jit(losses_of)(params, jax.device_put(batch, sharding.batch_sharding(mesh)))
     np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_a_run_in_blocks_resumes_to_the_bit(tmp_path):
+  """A run that stopped after two of four steps has the losses of an uninterrupted run."""
+  (tmp_path / "a.txt").write_text("".join(f"a text with the number {i}\n" * 9 for i in range(100)))
+  changes = {"data.mixture": "", "data.files": f"{tmp_path}/a.txt", "data.eval_files": f"{tmp_path}/a.txt"}
+  changes |= {"data.vocabulary": "bytes", "data.inputs_length": 32, "data.targets_length": 32, "train.batch_size": 8}
+  changes |= {"model.vocab_size": 384, "model.num_encoder_layers": 1, "train.steps": 4, "eval.every": 4}
+  changes |= {"checkpoint.save_interval_steps": 1, "eval.batches": 1, "train.log_every": 1}
+  config = t2t.config("tiny_block_diffusion", changes)
+
+  def losses_of(workdir):
+    rows = t2t.train(config, str(workdir))
+    return {(row["step"], name): row[name] for row in rows for name in row if name.endswith("loss")}
+
+  whole = losses_of(tmp_path / "whole")
+  for row in t2t.train(config, str(tmp_path / "run")):
+    if row["step"] == 2:
+      break
+  resumed = losses_of(tmp_path / "run")
+  assert 0 < len(resumed) < len(whole) and (4, "eval/loss") in resumed
+  assert resumed == {key: whole[key] for key in resumed}
 
 
 # ---- Held-out samples ------------------------------------------------------------------------------------------------

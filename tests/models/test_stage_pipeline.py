@@ -194,6 +194,16 @@ def test_adapters_in_a_pipeline(kind, name, section):
   assert_same(loss_and_gradient(config, {"stage": 2}, adapters=adapters), one)
 
 
+@pytest.mark.exhaustive
+def test_two_streams_of_blocks_in_a_pipeline():
+  """Each row keeps the mask of its own texts, with clean and noisy tokens."""
+  config = of_depth(toy.KINDS["mosaic_bert"], block_length=3, unroll=1)
+  config = dataclasses.replace(config, pipeline_microbatches=4)
+  features = {"encoder_noise_levels": np.full((8, 8), 2**19, np.int32)}
+  one = loss_and_gradient(config, {"data": 1}, features=features)
+  assert_same(loss_and_gradient(config, {"stage": 2}, features=features), one)
+
+
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

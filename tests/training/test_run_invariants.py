@@ -1,4 +1,4 @@
-"""Distilled, pruned, quantized and early-exit runs: neither microbatches nor the mesh change loss and gradients.
+"""Runs of several kinds, from distilled to block diffusion: microbatches and the mesh change no loss and gradient.
 
 The programs are those that a config builds. `CASES` has a row for each kind of run.
 """
@@ -46,6 +46,17 @@ def answers() -> dict[str, np.ndarray]:
   """Returns rows with one example of any kind of head each."""
   batch = test_head_losses.asked("encoder_only", number=5)[0]
   return {name: np.asarray(x)[:ROWS] for name, x in batch.items()}
+
+
+def noisy() -> dict[str, np.ndarray]:
+  """Returns rows of one to all tokens with a noise level each, of which about half are masked."""
+  random, batch = np.random.default_rng(1), texts("encoder_only")
+  real = batch["encoder_input_tokens"] > 0
+  masked = (random.random(real.shape) < 0.5) & real
+  levels = np.where(real, random.integers(1, 2**20, (ROWS, 1)), 0).astype(np.int32)
+  inputs = np.where(masked, 39, batch["encoder_input_tokens"])
+  features = {"target_tokens": batch["encoder_input_tokens"], "noise_levels": levels, "input_tokens": inputs}
+  return batch | {f"encoder_{name}": x for name, x in (features | {"loss_weights": masked.astype(np.float32)}).items()}
 
 
 class Case(NamedTuple):
@@ -99,6 +110,7 @@ CASES = {
   "int8": Case("bert", {"model.fake_quantization": "int8", "optimizer.range_decay": 0.5}, close=0.9),
   "exits": Case("bert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
   "exits_modern": Case("modern_bert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
+  "block_diffusion": Case("mosaic_bert", {"model.block_length": 3, "train.loss": "diffusion"}, batch=noisy),
   "exits_albert": Case("albert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
 }
 
