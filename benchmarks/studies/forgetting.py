@@ -155,7 +155,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      20,
+      10,
       "A T5 of 0.2 million parameters learns one question about a line of letters in 300 steps, and then another about "
       "the same letters in 300 steps. Chance is 25 %. The anchors of EWC and L2-SP were chosen once on seed 0.",
     ),

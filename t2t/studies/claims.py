@@ -17,10 +17,12 @@ class Verdict:
 
   word: `AGREE`, `DISAGREE` or `UNDECIDED`.
   because: the figures that decide, in a sentence.
+  parts: of a rule of several, a summary and a sentence for each; otherwise ().
   """
 
   word: str
   because: str
+  parts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +31,12 @@ class ClaimRule:
 
   text: sentences for readers.
   decide: rows of one scale -> verdict.
+  parts: of a rule of several, how they combine and the text of each; otherwise ().
   """
 
   text: str
   decide: Callable[[Sequence[StudyRow]], Verdict]
+  parts: tuple[str, ...] = ()
 
 
 def higher(arm: str, *, than: str, column: str) -> ClaimRule:
@@ -118,7 +122,15 @@ def all_of(*rules: ClaimRule) -> ClaimRule:
     verdicts = [rule.decide(rows) for rule in rules]
     words = [verdict.word for verdict in verdicts]
     word = DISAGREE if DISAGREE in words else AGREE if set(words) == {AGREE} else UNDECIDED
-    return Verdict(word, " ".join(f"{verdict.because} ({verdict.word})" for verdict in verdicts))
+    parts = [f"{_capital(verdict.word)}. {verdict.because}" for verdict in verdicts]
+    summary = ", ".join(f"{words.count(each)} {each}" for each in (AGREE, DISAGREE, UNDECIDED) if each in words)
+    because = " ".join(f"{verdict.because} ({verdict.word})" for verdict in verdicts)
+    return Verdict(word, because, (f"Parts of the rule: {summary}.", *parts))
 
+  combined = "All of these agree: agree; any disagrees: disagree; otherwise undecided."
   numbered = " ".join(f"({number}) {rule.text}" for number, rule in enumerate(rules, start=1))
-  return ClaimRule(f"All of these agree: agree; any disagrees: disagree; otherwise undecided. {numbered}", decide)
+  return ClaimRule(f"{combined} {numbered}", decide, (combined, *(_capital(rule.text) for rule in rules)))
+
+
+def _capital(text: str) -> str:
+  return text[:1].upper() + text[1:]

@@ -27,7 +27,7 @@ def text(name: str, study: Study, rows: Sequence[StudyRow]) -> str:
   lines = [f"# {study.title}", "", *_wrapped(study.question), ""]
   lines += [f"    t2t study {name} --scale {scale}" for scale in scales(rows)]
   lines += ["", "## The claim", "", *_wrapped(f"{study.claim} Source: {study.paper}."), ""]
-  lines += ["## The rule, stated before the runs", "", *_wrapped(study.rule.text), ""]
+  lines += ["## The rule, stated before the runs", "", *_numbered(study.rule.parts, study.rule.text), ""]
   for scale in scales(rows):
     lines += _of_scale(name, study, scale, [row for row in rows if row.scale == scale])
   return "\n".join(lines).rstrip() + "\n"
@@ -54,7 +54,7 @@ def _of_scale(name: str, study: Study, scale: str, rows: Sequence[StudyRow]) -> 
   verdict = study.rule.decide(rows)
   size = study.scales[scale]
   seeds = sorted({row.seed for row in rows})
-  lines = [f"## Result at scale {scale}: {verdict.word}", "", *_wrapped(verdict.because), ""]
+  lines = [f"## Result at scale {scale}: {verdict.word}", "", *_numbered(verdict.parts, verdict.because), ""]
   head = [" | ".join(["arm", *columns]), "|".join(["---"] * (1 + len(columns)))]
   body = [" | ".join([arm, *(_cell(rows, arm, column) for column in columns)]) for arm in results.arms(rows)]
   lines += [f"| {head[0]} |", f"|{head[1]}|", *(f"| {line} |" for line in body), ""]
@@ -68,7 +68,10 @@ def _of_scale(name: str, study: Study, scale: str, rows: Sequence[StudyRow]) -> 
     lines += [*_wrapped(f"Why the result may differ from the paper's: {study.caveats}"), ""]
   lines += [f"### Setup at scale {scale}", "", *_wrapped(f"{size.about} {_origin(rows)}"), ""]
   lines += ["| stage | arms | steps | tokens | FLOPs | seconds |", "|---|---|---|---|---|---|", *_stages(rows), ""]
-  lines += ["The commands of seed " + f"{seeds[0]}, without `--workdir`:", ""]
+  lines += [
+    f"The commands of seed {seeds[0]}, without `--workdir`. A list gives the further keys of stages and arms.",
+    "",
+  ]
   return [*lines, *_commands(rows, seeds[0]), ""]
 
 
@@ -117,14 +120,24 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _commands(rows: Sequence[StudyRow], seed: int) -> list[str]:
-  """Returns the command of each stage of each arm, shared ones once, as indented lines."""
-  lines: dict[str, None] = {}
+  """Returns the command of the stages of each config with their common keys, and a list of the other keys of each."""
+  stages: dict[str, dict[str, Any]] = {}
+  arms: dict[str, list[str]] = {}
   for row in (row for row in rows if row.seed == seed):
-    for stage in row.stages:
-      if "arguments" in stage:
-        command = ["t2t", "train", "--config", stage["config"], *stage["arguments"]]
-        lines[_folded(command)] = None
-  return list(lines)
+    for stage in (stage for stage in row.stages if "arguments" in stage):
+      stages[stage["digest"]] = stage
+      arms.setdefault(stage["digest"], []).append(row.arm)
+  lines = []
+  for config in dict.fromkeys(stage["config"] for stage in stages.values()):
+    own = {key: stage["arguments"] for key, stage in stages.items() if stage["config"] == config}
+    common = [argument for argument in next(iter(own.values())) if all(argument in others for others in own.values())]
+    lines += [_folded(["t2t", "train", "--config", config, *common]), ""]
+    for key, arguments in own.items():
+      further = " ".join(shlex.quote(argument) for argument in arguments if argument not in common)
+      if further:
+        lines.append(f"- {stages[key]['name']}, {', '.join(arms[key])}: `{further}`")
+    lines += [""] if lines[-1] else []
+  return lines[:-1]
 
 
 def _folded(words: Sequence[str]) -> str:
@@ -140,6 +153,15 @@ def _folded(words: Sequence[str]) -> str:
 
 def _wrapped(paragraph: str) -> list[str]:
   return textwrap.wrap(" ".join(paragraph.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _numbered(parts: Sequence[str], whole: str) -> list[str]:
+  """Returns the first part and a numbered list of the others; without parts, the whole as a paragraph."""
+  if not parts:
+    return _wrapped(whole)
+  indent = {"width": _WIDTH, "subsequent_indent": "   ", "break_long_words": False, "break_on_hyphens": False}
+  listed_parts = (textwrap.wrap(f"{number}. {part}", **indent) for number, part in enumerate(parts[1:], start=1))
+  return [*_wrapped(parts[0]), "", *(line for part in listed_parts for line in part)]
 
 
 def listed(studies: Mapping[str, tuple[Study, Sequence[StudyRow]]]) -> str:
