@@ -30,14 +30,14 @@ def arms(setting: Setting) -> list[Arm]:
   docs = suite.is_docs(setting)
   steps = setting.sized(toy=400, small=4_000, base=4_000)
   keys = {
-    "data.mixture": "docs_match" if docs else "glue_mrpc",
+    "data.mixture": "docs_package" if docs else "glue_mrpc",
     "train.steps": steps,
     "eval.every": steps,
     "checkpoint.save_interval_steps": steps // _SAVES,
     "checkpoint.max_to_keep": 2 * _SAVES,
   }
   if docs:
-    keys["data.inputs_length"] = 64  # enough for pairs, and a third of the time
+    keys["data.inputs_length"] = 64  # a third of the time
   surface = ActionStage("surface", _measure, reads=("finetune",))
   return [
     Arm(
@@ -195,7 +195,7 @@ def _rise(folders: Folders) -> float:
 
 def columns(setting: Setting) -> list[Column]:
   """Returns the rise of the training loss, the loss, the held-out accuracy, and the directness of the trajectory."""
-  task = "docs_match" if suite.is_docs(setting) else "glue_mrpc"
+  task = "docs_package" if suite.is_docs(setting) else "glue_mrpc"
   return [
     Column("rise", _rise, LOWER),
     Column("training loss", lambda folders: _record(folders)["loss"], LOWER),
@@ -273,8 +273,9 @@ STUDY = Study(
       "two CPU cores",
       30,
       f"A tiny ModernBERT, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
-      f"documentation; 400 steps on pairs of texts; losses of 128 training examples at {_POINTS} x {_POINTS} points of "
-      f"two planes. Rise is the mean increase of the loss within a filter-normalized distance of {_RADIUS:g}. "
+      f"documentation; 400 steps on the package of a docstring; losses of 128 training examples "
+      f"at {_POINTS} x {_POINTS} points of two planes. "
+      f"Rise is the mean increase of the loss within a filter-normalized distance of {_RADIUS:g}. "
       "Directness is the distance of the first and the last checkpoint, divided by the length of the path.",
     ),
     "small": Scale("one H200", 150, "BERT base, 30,000 steps; MRPC, 4,000 steps."),
