@@ -12,7 +12,7 @@ it, because learned positions take more steps to become useful.
 
 from ml_collections import ConfigDict
 
-from t2t.configs import deberta_v3, default, electra, simcse, spanbert
+from t2t.configs import deberta_v3, default, electra, simcse, spanbert, word2vec
 from t2t.models import bert_variants, diffusion_presets, presets
 
 _XLNET_MEMORY = {"memory_length": 384, "memory_reuse": 256}  # of configs/xlnet.py
@@ -51,6 +51,8 @@ _FAMILIES = {
   "mobilebert": (bert_variants.mobilebert("base"), "masked_lm", (128, 128), False),
   "rembert": (bert_variants.rembert("base"), "masked_lm", (128, 128), False),
   "nezha": (bert_variants.nezha("base"), "whole_word_masked_lm", (128, 128), False),
+  "skip_gram": (word2vec.fields(), "skip_gram", (128, 128), False),
+  "cbow": (word2vec.fields(), "cbow", (128, 128), False),
 }
 SIZES = tuple(_FAMILIES)
 # Families that keep 0.02, with which the results in docs/ were measured.
@@ -115,6 +117,8 @@ def get_config(family: str | None = None) -> ConfigDict:
     deberta_v3.with_generator(config)
   if family == "electra":
     electra.with_generator(config, embed_dim=64, num_heads=2, mlp_dim=256, num_layers=3)
+  if family in word2vec.SIZES:
+    _of_words(config, family)
   if family == "spanbert":
     spanbert.with_boundaries(config)
   if family == "simcse":
@@ -122,6 +126,15 @@ def get_config(family: str | None = None) -> ConfigDict:
     config.model.dropout_rate = 0.1  # dropout makes the two vectors differ
     config.train.batch_size = 64
   return config
+
+
+def _of_words(config: ConfigDict, family: str) -> None:
+  """Sets word vectors of 128 dimensions; those of the documentation are of its vocabulary's pieces, without counts."""
+  config.model.update(num_heads=1, head_dim=1, mlp_dim=1, num_encoder_layers=1, init_scale=0.004)
+  word2vec.with_negatives(config, family)
+  config.data.extra_ids = 100  # of the documentation's vocabulary
+  config.optimizer.schedule = "cosine"
+  config.optimizer.learning_rate = 0.003
 
 
 def _most_in_four_minutes(config: ConfigDict) -> None:

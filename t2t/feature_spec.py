@@ -33,22 +33,27 @@ WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 # Corpora whose tasks of t2t/tasks are called CORPUS_OBJECTIVE.
 CORPORA = ("c4", "docs", "wikipedia")
 # Optional features beside the inputs of an encoder, and their names in a batch: token positions in the original text,
-# ranks, which limit attention (`AttentionMask.ranks`), and noise levels of masked diffusion.
+# ranks, which limit attention (`AttentionMask.ranks`), noise levels of masked diffusion, and the distance up to which
+# words are the context of each word.
 BESIDE_INPUTS = {
   "input_places": "encoder_positions",
   "input_ranks": "encoder_ranks",
   "noise_levels": "encoder_noise_levels",
+  "windows": "encoder_windows",
 }
 BESIDE_NEXT_TOKENS = {"noise_levels": "decoder_noise_levels"}  # optional feature beside NEXT_TOKENS
 NOISE_UNITS = 2**20  # a token is masked with probability level / NOISE_UNITS; float32 holds it exactly
 # Objectives of masked diffusion, which need config.train.loss=diffusion.
 DIFFUSION = ("masked_diffusion", "answer_diffusion")
+# Objectives of word vectors, which need config.train.loss=negative_sampling.
+STATIC = ("skip_gram", "cbow")
 # Objectives that provide optional features, by feature name, see `optional_features`.
 WITH_OPTIONAL = {
   "target_places": ("mass_in_place",),
   "input_places": ("translation_lm",),
   "input_ranks": ("unilm", "permuted_lm", "overlapping_permuted_lm"),
   "noise_levels": DIFFUSION,
+  "windows": STATIC,
 }
 # Objectives that predict unmasked tokens in the order of their ranks; models need two streams.
 IN_ORDER = ("permuted_lm", "overlapping_permuted_lm")

@@ -99,6 +99,7 @@ FLOORS = (
   "studies.results",
   "studies.claims",
   "studies",
+  "contrib",
   "commands",
   "__main__",
   "commands.completion",

@@ -38,7 +38,9 @@ KINDS = {
   "t5x": "a checkpoint of T5X",
   "t2t": "a checkpoint of t2t",
   "int8": "a folder of int8 tensors",
+  "word2vec": "a text file of word vectors",
 }
+_WRITTEN_ONLY, _READ_ONLY = ("word2vec",), ("t5x",)
 _UNITS = {"": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _SHARD = "5GB"  # the default of transformers
 
@@ -76,6 +78,13 @@ def run(job: ConversionJob) -> None:
   Raises:
     UserError: the checkpoint cannot be read, has no counterpart, or the result cannot be written.
   """
+  if job.target == "word2vec":
+    from t2t.contrib.static import word_vectors
+
+    table = word_vectors.of_run(job.source, where="")
+    word_vectors.write(table, gcs.absolute(job.out))
+    print(f"wrote {job.out}: {len(table.words):,} words, {table.vectors.shape[1]} numbers each")
+    return
   if "peft" in (job.kind, job.target):
     (_take_adapter if job.kind == "peft" else _give_adapter)(job)
     return
@@ -248,6 +257,9 @@ def _parser() -> argparse.ArgumentParser:
     "  t5x    a T5: a folder of arrays, or the older single file; import only\n"
     "  int8   int8.safetensors, matrices as int8 with scales, and t2t.json; t2t reads\n"
     "         it like a checkpoint (docs/compression.md)\n"
+    "  word2vec\n"
+    "         a text file of the vectors of a run of word vectors, which gensim's\n"
+    "         KeyedVectors.load_word2vec_format reads; export only\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"
     "examples:\n"
     "  t2t convert --from hf flan-t5-base --to t2t runs/flan_t5_base\n"
@@ -269,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     dest="target",
     default="",
     metavar="KIND",
-    help="t2t, hf, peft or int8; default: t2t, or hf for a t2t checkpoint",
+    help="t2t, hf, peft, int8 or word2vec; default: t2t, or hf for a t2t checkpoint",
   )
   add("--gin", default="", metavar="FILE", help="alias of --gin_file: prints the equivalent config")
   words = parser.add_argument_group("vocabulary")
@@ -323,7 +335,7 @@ def _shard_bytes(text: str) -> int:
 
 def _known(option: str, kind: str) -> None:
   if kind and kind not in KINDS:
-    kinds = [known_kind for known_kind in KINDS if option == "from" or known_kind != "t5x"]  # import only
+    kinds = [known_kind for known_kind in KINDS if known_kind not in (_WRITTEN_ONLY, _READ_ONLY)[option == "to"]]
     near = did_you_mean(kind, kinds)
     is_path = (
       f". Give the kind before the path: --{option} KIND {kind}" if epath.Path(kind).exists() or "/" in kind else ""
@@ -385,6 +397,8 @@ def _job(options: argparse.Namespace) -> ConversionJob:
     )
   kind = _kind(source, options.kind)
   target = options.target or ("hf" if kind == "t2t" else "t2t")
+  if target == "word2vec" and kind != "t2t":
+    raise UserError(f"--to word2vec: {source} is {KINDS[kind]}, not a t2t run of word vectors. Give such a run.")
   if kind == target == "t2t":
     raise UserError(f"--to t2t: {source} is a t2t checkpoint already. Copy the folder, or give --to hf.")
   if kind == "peft" and target != "t2t":

@@ -17,23 +17,38 @@ from t2t.storage import gcs
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t neighbours",
-    usage="t2t neighbours --checkpoint C --query TEXT ... FILE [options]",
+    usage="t2t neighbours --checkpoint C --query TEXT ... FILE [options]\n"
+    "       t2t neighbours --vectors V WORD ... [options]",
     description="Prints the lines of a file whose vectors have the highest cosine with the\n"
     "vector of each query.  If a word of the query is in double brackets, the words\n"
     "of all lines are compared in their contexts instead; a word has the mean of the\n"
-    "states of its tokens.  A model of any architecture.",
+    "states of its tokens.  A model of any architecture.\n\n"
+    "With --vectors, prints the words nearest to each WORD, or to a sum of words such\n"
+    "as king - man + woman, and evaluates static word vectors.",
     epilog="examples:\n"
     "  t2t neighbours --checkpoint runs/tiny --query 'Return the number of days.' \\\n"
     "    questions.txt\n"
     "  t2t neighbours --checkpoint runs/tiny_bert --query 'Kids [[play]] outside.' \\\n"
     "    --same_word --layer 1 --top 5 sentences.txt\n"
     "  t2t neighbours --checkpoint runs/tiny --queries queries.txt \\\n"
-    "    --index vectors.npy --output neighbours.jsonl questions.txt",
+    "    --index vectors.npy --output neighbours.jsonl questions.txt\n"
+    "  t2t neighbours --vectors runs/word2vec king - man + woman\n"
+    "  t2t neighbours --vectors glove.6B.50d.txt --analogies questions-words.txt \\\n"
+    "    --similarities wordsim353.csv",
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add("file", metavar="FILE", help=".txt, a text a line; .jsonl, an object a line; or a table")
+  add(
+    "items", nargs="*", metavar="FILE|WORD", help=".txt, a text a line; .jsonl, an object a line; or a table; or words"
+  )
+  add("--vectors", default="", metavar="V", help="a run of word vectors, or a text file of word2vec or GloVe")
+  add(
+    "--analogies", default="", metavar="FILE", help="with --vectors: four words a line, in sections that begin with ':'"
+  )
+  add(
+    "--similarities", default="", metavar="FILE", help="with --vectors: two words and a score a line, as in WordSim-353"
+  )
   add("--checkpoint", default="", metavar="C", help="a workdir that t2t trained in, or one of its checkpoints")
   add(
     "--query", action="append", default=[], metavar="TEXT", help="a sentence, or a word in one: 'Kids [[play]] outside'"
@@ -61,7 +76,10 @@ def main(argv: list[str]) -> None:
   from t2t.evaluation import results
   from t2t.evaluation.vectors import encoding, nearest, neighbours
 
-  options = _parser().parse_args(argv)
+  options = _parser().parse_intermixed_args(argv)
+  if options.vectors:
+    _of_words(options)
+    return
   _check(options)
   if options.search not in nearest.SEARCHES:
     known = ", ".join(nearest.SEARCHES)
@@ -110,7 +128,33 @@ def main(argv: list[str]) -> None:
     print(f"neighbours     {options.output}")
 
 
+def _of_words(options: argparse.Namespace) -> None:
+  """Prints neighbours of words, and evaluates analogies and similarities."""
+  from t2t.contrib.static import word_tables
+
+  for name, value in (("checkpoint", options.checkpoint), ("query", options.query), ("queries", options.queries)):
+    if value:
+      raise UserError(f"--{name} does not apply with --vectors, which compares words. Leave out --{name} or --vectors.")
+  if not (options.items or options.analogies or options.similarities):
+    raise UserError("WORD is missing. Give words, --analogies FILE or --similarities FILE; see t2t neighbours --help.")
+  word_tables.show(
+    options.vectors,
+    options.items,
+    top=options.top,
+    analogies=options.analogies,
+    similarities=options.similarities,
+    output=options.output,
+  )
+
+
 def _check(options: argparse.Namespace) -> None:
+  for name in ("analogies", "similarities"):
+    if getattr(options, name):
+      raise UserError(f"--{name} needs --vectors, static word vectors. Give --vectors V, or leave out --{name}.")
+  if len(options.items) != 1:
+    fault = "FILE is missing" if not options.items else f"{options.items[1]}: too many files"
+    raise UserError(f"{fault}. Give one FILE with lines to compare, or --vectors V with words.")
+  options.file = options.items[0]
   if not options.checkpoint:
     raise UserError("--checkpoint is missing. Give --checkpoint VALUE; see `t2t neighbours --help`.")
   if not (options.query or options.queries):

@@ -29,6 +29,7 @@ _TRAINERS = {
   "sentencepiece": (training.train_sentencepiece, "spiece.model"),
   "wordpiece": (training.train_wordpiece, "vocab.txt"),
   "bpe": (training.train_bpe, "tokenizer.json"),
+  "word": (training.train_words, "tokenizer.json"),
 }
 
 
@@ -42,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     "  sentencepiece  unigram model with T5's special ids (pad 0, </s> 1,\n"
     "                 <unk> 2, no sentinels): spiece.model\n"
     "  wordpiece      like BERT's, without capitals and accents: vocab.txt\n"
-    "  bpe            byte-level like GPT-2's, but pad 0, </s> 1: tokenizer.json\n\n"
+    "  bpe            byte-level like GPT-2's, but pad 0, </s> 1: tokenizer.json\n"
+    "  word           the most frequent words, for word vectors: tokenizer.json, and\n"
+    "                 word_counts.tsv with their counts\n\n"
     "Use it with --config.data.vocabulary=DIR/FILE.\n\n"
     "--extend adds the pieces that your text needs to a published vocabulary; a\n"
     "checkpoint trained with that vocabulary continues training with\n"
@@ -96,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
   train.add_argument(
     "--symbols", help='sentencepiece: tags that become one piece each, "<2en>,<2sw>"; see language_tags'
   )
-  train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
+  train.add_argument("--cased", action="store_true", help="wordpiece, word: keep capitals and accents")
+  train.add_argument(
+    "--min_count", type=numeric.integer(1), help="word: number of times that a word must occur; default: 5"
+  )
   train.add_argument("--overwrite", action="store_true", help="replace an existing file")
   report = commands.add_parser(
     "report",
@@ -240,11 +246,15 @@ def _train(arguments: argparse.Namespace) -> int:
       )
     options["symbols"] = [symbol.strip() for symbol in arguments.symbols.split(",") if symbol.strip()]
   if arguments.cased:
-    if arguments.type != "wordpiece":
+    if arguments.type not in ("wordpiece", "word"):
       raise UserError(
         f"--cased applies only to --type wordpiece, because {arguments.type} always keeps capitals. Leave out --cased."
       )
     options["cased"] = True
+  if arguments.min_count is not None:
+    if arguments.type != "word":
+      raise UserError(f"--min_count applies only to --type word, not to {arguments.type}. Leave out this option.")
+    options["min_count"] = arguments.min_count
   path = pathlib.Path(arguments.output).expanduser() / name
   if path.exists() and not arguments.overwrite:
     raise UserError(

@@ -56,7 +56,7 @@ SOURCE_KEYS = ("files", "mixture", "sources")
 # Keys of `DataConfig` that convert `files` to examples; registered tasks ignore them.
 OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "objective")
 OF_FILES += ("max_bad_record_fraction",)
-OF_FILES += ("noise_density", "mean_noise_span_length", "mask_rate", "random_rate")
+OF_FILES += ("noise_density", "mean_noise_span_length", "mask_rate", "random_rate", "window", "subsampling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +149,10 @@ class DataConfig:
   mean_noise_span_length: float = key(0.0, "mean span length in tokens; 0: the objective's published value (3)")
   mask_rate: float = key(-1.0, "masked LM: fraction of predicted tokens that become masks; -1: as published (0.8)")
   random_rate: float = key(-1.0, "masked LM: fraction that become random tokens; -1: as published (0.1)")
+  window: int = key(-1, "word vectors: largest distance of a context word; -1: as published (5; GloVe 10)")
+  subsampling: float = key(
+    -1.0, "word vectors: frequency above which words are dropped at random; 0: none; -1: as published (1e-5)"
+  )
   pack: bool = key(False, "pack several short examples into one row; False: text is concatenated and split")
   continuous_rows: bool = key(
     False, "row i of a batch continues row i of the batch before, for models with a memory; False: shuffled rows"
@@ -428,7 +432,9 @@ class NanPolicyConfig:
 class OptimizerConfig:
   """Settings of the optimizer; learning rates are per step."""
 
-  name: str = key("adafactor", "optimizer: adafactor, adamw, lamb, lion, muon, schedule_free_adamw, sgd, stable_adamw")
+  name: str = key(
+    "adafactor", "optimizer: adafactor, adagrad, adamw, lamb, lion, muon, schedule_free_adamw, sgd, stable_adamw"
+  )
   learning_rate: float = key(0.01, "peak of the learning-rate schedule", least=0.0)
   schedule: str = key(
     "t5_inverse_sqrt",

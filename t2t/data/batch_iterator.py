@@ -28,7 +28,7 @@ DEFAULT_STREAMS = 8
 _MOST_STREAMS = 256
 # Keys that do not apply to a mixture, because its tasks define them.
 OF_FILES = ("data.objective", "data.noise_density", "data.mean_noise_span_length", "data.field")
-OF_FILES += ("data.mask_rate", "data.random_rate")
+OF_FILES += ("data.mask_rate", "data.random_rate", "data.window", "data.subsampling")
 _STATE_VERSION = 2
 
 

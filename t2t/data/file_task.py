@@ -32,6 +32,8 @@ def make(data: DataConfig, source: seqio.DataSource, vocabulary: seqio.Vocabular
       mean_noise_span_length=data.mean_noise_span_length,
       mask_rate=data.mask_rate,
       random_rate=data.random_rate,
+      window=data.window,
+      subsampling=data.subsampling,
       dictionary=data.dictionary,
       switching_rate=data.switching_rate,
       both_directions=data.both_directions,

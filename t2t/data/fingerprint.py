@@ -23,7 +23,7 @@ def settings(
   left_out |= {"benchmark_dirs", "max_bad_record_fraction", "allow_changed_files"}
   left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table", "tokens_dtype", "tokens_end"}
   left_out |= {key for key in ("both_directions", "language_tags", "continuous_rows") if not getattr(data, key)}
-  left_out |= {key for key in ("mask_rate", "random_rate") if getattr(data, key) < 0}
+  left_out |= {key for key in ("mask_rate", "random_rate", "window", "subsampling") if getattr(data, key) < 0}
   left_out |= {"templates", "template_names", "template_blank", "train_labels"}  # their contents count
   left_out |= {"max_train_examples", "subset_seed"} if data.max_train_examples == -1 else set()
   source = run_sources.of(data)

@@ -31,6 +31,7 @@ from t2t.losses import answered_by_heads, answered_by_heads_alone, compares_text
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import ASKED_HEADS, BESIDE_FIRST, EMBEDDINGS, HeadConfig
 from t2t.runtime import hosts
+from t2t.runtime.lazy_table import load
 
 _COUNTED = 1_000  # number of records that estimate the examples per record
 
@@ -460,6 +461,8 @@ def _check_loss(config: Config) -> None:
       f"{config.train.loss}. Set --config.train.loss=diffusion --config.data.objective="
       f"{' or '.join(feature_spec.DIFFUSION)}, or --config.model.block_length=0."
     )
+  if config.train.loss == "negative_sampling" or names & set(feature_spec.STATIC):
+    load("t2t.contrib.static.negative_sampling:check_objectives")(names, config, where=where)  # few runs
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(

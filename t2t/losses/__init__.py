@@ -88,6 +88,10 @@ _ROWS = {
   "heads_and_lm": LossRow("t2t.losses.heads_and_lm:HeadsAndLm", answered_by_heads=True, derives_tokens=True),
   "heads_and_mlm": LossRow("t2t.losses.heads_and_mlm:HeadsAndMlm", answered_by_heads=True),
   "multi_token": LossRow("t2t.losses.multi_token:MultiToken", section="t2t.losses.multi_token:MultiTokenConfig"),
+  "negative_sampling": LossRow(
+    "t2t.contrib.static.negative_sampling:NegativeSampling",
+    section="t2t.contrib.static.negative_sampling:NegativeSamplingConfig",
+  ),
   "rows_by_kind": LossRow("t2t.losses.rows_by_kind:RowsByKind"),
   "sift": LossRow("t2t.losses.sift:Sift", section="t2t.losses.sift:SiftConfig", answered_by_heads=True),
   "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True, beside_tokens=True),

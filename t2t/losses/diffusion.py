@@ -64,7 +64,7 @@ def bound_weights(batch: Batch, side: str) -> jax.Array:
   return jnp.where(batch[f"{side}_loss_weights"] > 0, NOISE_UNITS / jnp.maximum(levels, 1).astype(jnp.float32), 0.0)
 
 
-def _row_hashes(*arrays: jax.Array) -> jax.Array:
+def row_hashes(*arrays: jax.Array) -> jax.Array:
   """Returns a number for the content of each row, uint32 [batch]."""
   total = jnp.zeros(arrays[0].shape[0], jnp.uint32)
   for x in arrays:
@@ -85,7 +85,7 @@ def _behind(batch: Batch, x: jax.Array, first: jax.Array) -> jax.Array:
 
 def _masks_of_rows(batch: Batch, side: str, index: jax.Array | int, levels: jax.Array) -> jax.Array:
   """Draws masks with the probabilities of levels, bool [batch, length], from each row's content and the index."""
-  hashes = _row_hashes(batch[f"{side}_target_tokens"], batch[f"{side}_noise_levels"])
+  hashes = row_hashes(batch[f"{side}_target_tokens"], batch[f"{side}_noise_levels"])
   keys = jax.vmap(lambda x: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), x), index))(hashes)
   draws = jax.vmap(lambda row: jax.random.bits(row, levels.shape[1:], jnp.uint32))(keys)
   return (draws % NOISE_UNITS).astype(jnp.int32) < levels

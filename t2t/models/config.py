@@ -45,7 +45,11 @@ ROTARY_SCALINGS: LazyTable[Any] = LazyTable(
 )
 # config.model.block -> a layer of a stack, with the interface of `stack.Layer`
 BLOCKS: LazyTable[Any] = LazyTable(
-  {"transformer": "t2t.models.stack:Layer", "bottleneck": "t2t.models.bottleneck_block:BottleneckBlock"}
+  {
+    "transformer": "t2t.models.stack:Layer",
+    "bottleneck": "t2t.models.bottleneck_block:BottleneckBlock",
+    "none": "t2t.contrib.static.no_layers:NoLayer",
+  }
 )
 # config.model.recurrence -> a `stack.Recurrence`
 RECURRENCES: LazyTable[Any] = LazyTable(
@@ -340,7 +344,8 @@ class TransformerConfig:
   lsh_every: int = 2  # lsh: the last of n layers hashes, the others attend to neighbouring chunks; 1: all hash
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
-  #: transformer, or bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT)
+  #: transformer, bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT)
+  #: or none (states are the vectors of tokens, word2vec)
   block: str = "transformer"
   bottleneck_dim: int = 0  # width of the narrow part of a bottleneck block, such as 128
   #: bottleneck block: attention reads only the narrow input (MobileBERT tiny); False: queries and keys share another

@@ -15,6 +15,7 @@ from t2t.storage import safe_read
 # Token file -> merges file of byte-level BPE, by the ends of their names.
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
 SETTINGS = "tokenizer_config.json"
+COUNTS = "word_counts.tsv"  # beside a tokenizer.json: how often each word occurs in the vocabulary's text
 # Names the vocabulary file of a folder, and the number of sentinels; see `Record`.
 RECORD = "vocabulary.json"
 # File name of XLM-R and BARThez, whose ids differ from SentencePiece's by four leading tokens.
@@ -28,7 +29,7 @@ KINDS = ("*.model", _JSON, "vocab.txt", "encoder.json", "vocab.json")
 # Names of all files of which a vocabulary may consist, and of the settings beside them.
 PATTERNS = (
   *("*.model", "*vocab.txt", "*vocab.json", "*merges.txt", "*vocab.bpe", "*encoder.json", "tokenizer*.json"),
-  *("special_tokens_map.json", "added_tokens.json", "config.json", "vocabulary.json"),
+  *("special_tokens_map.json", "added_tokens.json", "config.json", "vocabulary.json", COUNTS),
 )
 
 
@@ -114,7 +115,7 @@ def pieces_and_merges(path: epath.Path) -> tuple[epath.Path, epath.Path | None]:
 
 
 def files_of(path: epath.Path) -> list[epath.Path]:
-  """Returns all files of a subword vocabulary: tokens, merges, and settings if there are any.
+  """Returns all files of a subword vocabulary: tokens, merges, and settings and counts of words if there are any.
 
   Raises:
     UserError: the token file or the merges file is missing.
@@ -123,8 +124,8 @@ def files_of(path: epath.Path) -> list[epath.Path]:
   for file in files:
     if not file.exists():
       raise UserError(f"{path}: {file.name} is missing in the same folder. Copy both files into one folder.")
-  settings = path.parent / SETTINGS
-  return [*files, settings] if settings.exists() else files
+  beside = (path.parent / name for name in (SETTINGS, *((COUNTS,) if path.name == _JSON else ())))
+  return [*files, *(file for file in beside if file.exists())]
 
 
 def ids_of(path: epath.Path) -> dict[str, int]:

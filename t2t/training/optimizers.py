@@ -45,6 +45,12 @@ def _adamw(config: _OfModel) -> list[optax.GradientTransformation]:
   return [_adam(config), *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
+def _adagrad(config: _OfModel) -> list[optax.GradientTransformation]:
+  """AdaGrad (Duchi et al. 2011) with sums of squares that begin at 1, as in GloVe's code."""
+  scale = optax.scale_by_rss(initial_accumulator_value=1.0, eps=config.epsilon)
+  return [scale, *_parameter_scale_per_layer(config), *_weight_decay(config)]
+
+
 def _lamb(config: _OfModel) -> list[optax.GradientTransformation]:
   """LAMB (You et al. 2020): `optax.lamb`, applied to each layer separately.
 
@@ -136,6 +142,7 @@ def _sgd(config: _OfModel) -> list[optax.GradientTransformation]:
 
 OPTIMIZERS = {
   "adafactor": _adafactor,
+  "adagrad": _adagrad,
   "adamw": _adamw,
   "lamb": _lamb,
   "lion": _lion,

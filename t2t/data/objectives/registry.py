@@ -231,9 +231,14 @@ class Objective:
 
 
 def _imported(name: str | Callable) -> Callable:
-  """Imports a function of this package, "module.function", on demand: few runs need more than one objective."""
+  """Imports a function on demand: few runs need more than one objective.
+
+  In:  "module.function" of this package, or "package.module:function" of another one
+  """
   if callable(name):
     return name
+  if ":" in name:
+    return load(name)
   module, _, function = name.partition(".")
   return load(f"t2t.data.objectives.{module}:{function}")
 
@@ -258,9 +263,11 @@ def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., li
   ]
 
 
-def _of_ids(preprocessor: str, *, first: str | Preprocessor = "chunking.tokenize") -> Callable[..., list[Preprocessor]]:
+def _of_ids(
+  preprocessor: str, *, first: str | Preprocessor = "chunking.tokenize", **fixed
+) -> Callable[..., list[Preprocessor]]:
   """Returns tokenization and the preprocessor."""
-  return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **options)]
+  return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **fixed, **options)]
 
 
 _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
@@ -276,6 +283,7 @@ _MASS = {"noise_density": 0.5}
 # 512 tokens at density 0.5 in short spans need more than T5's 100 sentinels; its embedding of 32,128 rows has room.
 _MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
+_WORD2VEC = {"window": 5, "subsampling": 1e-5}
 
 
 def _denoiser(noise: str, *facts: str, published: Mapping[str, float] | None = None) -> Objective:
@@ -305,6 +313,11 @@ def _noised(make: Callable[..., list[Preprocessor]], **options: bool) -> Objecti
 
 def _in_place(preprocessor: str, *beside: str, published: Mapping[str, float]) -> Objective:
   return Objective(_ENCODER_DECODER, (*_PAIR, *beside), _of_ids(preprocessor), published)
+
+
+def _windows(**fixed: bool) -> Objective:
+  make = _of_ids("t2t.contrib.static.windows:windows", **fixed)
+  return Objective(_ENCODER, (*_ALIGNED, "windows"), make, _WORD2VEC)
 
 
 def _class_head(name: str, *labels: str) -> HeadConfig:
@@ -417,6 +430,8 @@ OBJECTIVES: dict[str, Objective] = {
   "struct_bert": _with_sentences("nsp_sop.STRUCTURE", STRUCTURE, "masking.random_tokens"),
   "neighbouring_sentences": _compared(_of_ids("sentence_pairs.neighbouring_sentences")),
   "same_text_twice": _compared(_of_ids("sentence_pairs.same_text_twice")),
+  "skip_gram": _windows(predicts_each=True),
+  "cbow": _windows(predicts_each=False),
 }
 
 
@@ -444,6 +459,8 @@ def preprocessors(
   mean_noise_span_length: float = 0.0,
   mask_rate: float = -1.0,
   random_rate: float = -1.0,
+  window: int = -1,
+  subsampling: float = -1.0,
   dictionary: str = "",
   switching_rate: float = 0.0,
   both_directions: bool = False,
@@ -457,6 +474,8 @@ def preprocessors(
     noise_density: fraction of noise tokens; 0: the published value.
     mean_noise_span_length: tokens; 0: the published value.
     mask_rate, random_rate: fractions of the tokens to predict; below 0: the published values.
+    window: largest distance of a context word; -1: the published value.
+    subsampling: frequency above which words are dropped at random; below 0: the published value.
     dictionary: file of words and translations for `code_switching.code_switching`; "": none.
     switching_rate: probability of replacing a word of the dictionary.
     both_directions, tags: for texts with translations, see `sentence_pairs.directed`.
@@ -469,17 +488,19 @@ def preprocessors(
   objective = _objective(name)
   options = dict(objective.published)
   keys = {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}
-  keys |= {"mask_rate": mask_rate, "random_rate": random_rate}
+  of_words = {"window": window, "subsampling": subsampling}
+  keys |= {"mask_rate": mask_rate, "random_rate": random_rate} | of_words
   for key, value in keys.items():
-    off = -1.0 if key.endswith("_rate") else 0.0
+    off = -1 if key == "window" else 0.0 if key.startswith(("noise", "mean")) else -1.0
     if value != off and key not in objective.published:
       raise UserError(
         f"config.data.{key}={value} has no effect with config.data.objective={name}. Set config.data.{key}={off}."
       )
     if value != off:
       options[key] = value
-  if options:
-    corruption.check_noise(**options)
+  noise = {key: value for key, value in options.items() if key not in of_words}
+  if noise:
+    corruption.check_noise(**noise)
   steps = [functools.partial(step) for step in objective.make(merge_documents=not pack, **options)]
   if dictionary or switching_rate:
     from t2t.data.objectives import code_switching

@@ -1,4 +1,4 @@
-"""Trains vocabularies on text: SentencePiece, WordPiece, byte-level BPE; used by `t2t vocab`."""
+"""Trains vocabularies on text: SentencePiece, WordPiece, byte-level BPE, words; used by `t2t vocab`."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from t2t import UserError
 from t2t.runtime import cache_folder, console
+from t2t.storage import vocabulary_files
 
 _ALPHABET_SIZE = 1000  # most frequent characters that always get a token; BERT's uncased vocabulary has 997
 _COVERAGE = 0.9995  # as in T5, and in mT5 with its scripts of thousands of characters
@@ -247,6 +248,59 @@ def train_bpe(texts: Iterable[str], *, size: int, output_dir: str | pathlib.Path
   )
   _train(tokenizer, trainer, texts, size)
   path = pathlib.Path(output_dir) / "tokenizer.json"
+  cache_folder.write_atomically(path, tokenizer.to_str(pretty=True).encode())
+  return path
+
+
+def train_words(
+  texts: Iterable[str], *, size: int, output_dir: str | pathlib.Path, min_count: int = 5, cased: bool = False
+) -> pathlib.Path:
+  """Writes the most frequent words (<pad> 0, </s> 1, <unk> 2, then words) as tokenizer.json and word_counts.tsv.
+
+  Words are runs of letters and digits, or of punctuation. Ids ascend as counts fall; words of one count are sorted.
+
+  Args:
+    texts: documents.
+    size: largest number of tokens, the three special ones included.
+    output_dir: local folder; created if missing.
+    min_count: number of times that a word must occur.
+    cased: whether to keep capitals.
+
+  Returns:
+    The path of tokenizer.json.
+
+  Raises:
+    UserError: there is no text, or no word that occurs often enough.
+
+  Source: Mikolov et al. 2013b, section 3, omit words with fewer than 5 occurrences.
+  """
+  special = ["<pad>", "</s>", "<unk>"]
+  if size <= len(special):
+    raise UserError(f"--size {size}: too small for <pad>, </s>, <unk> and at least one word; give 4 or more")
+  tokenizer = tokenizers.Tokenizer(models.WordLevel({}, unk_token="<unk>"))
+  tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *([] if cased else [normalizers.Lowercase()])])
+  tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+  counts = collections.Counter()
+  for text in texts:
+    words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+    counts.update(word for word, _ in words)
+  if not counts:
+    raise UserError("--input: there is no text to train a vocabulary on; give files with text")
+  for name in special:
+    counts.pop(name, None)
+  kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda word: (-counts[word], word))
+  if not kept:
+    word, most = max(counts.items(), key=lambda item: item[1])
+    raise UserError(
+      f"--min_count {min_count}: the vocabulary is empty, because the most frequent word, {word!r}, occurs {most} "
+      f"times. Give more text, or --min_count {most} or less."
+    )
+  kept = kept[: size - len(special)]
+  tokenizer.model = models.WordLevel({word: i for i, word in enumerate([*special, *kept])}, unk_token="<unk>")
+  tokenizer.add_special_tokens(special)
+  path = pathlib.Path(output_dir) / "tokenizer.json"
+  table = "".join(f"{word}\t{counts[word]}\n" for word in kept)
+  cache_folder.write_atomically(path.parent / vocabulary_files.COUNTS, table.encode())
   cache_folder.write_atomically(path, tokenizer.to_str(pretty=True).encode())
   return path
 

@@ -507,6 +507,8 @@ def test_which_objective_fits_which_architecture():
     "struct_bert",
     "neighbouring_sentences",
     "same_text_twice",
+    "skip_gram",
+    "cbow",
   }
 
 

@@ -1,0 +1,1 @@
+"""Optional methods that few runs need; rows of the trunk's tables name them, and only such a row imports them."""
