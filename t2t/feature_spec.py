@@ -33,13 +33,14 @@ WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 # Corpora whose tasks of t2t/tasks are called CORPUS_OBJECTIVE.
 CORPORA = ("c4", "docs", "wikipedia")
 # Optional features beside the inputs of an encoder, and their names in a batch: token positions in the original text,
-# ranks, which limit attention (`AttentionMask.ranks`), noise levels of masked diffusion, and the distance up to which
-# words are the context of each word.
+# ranks, which limit attention (`AttentionMask.ranks`), noise levels of masked diffusion, the distance up to which
+# words are the context of each word, and counts of pairs, the bits of float32.
 BESIDE_INPUTS = {
   "input_places": "encoder_positions",
   "input_ranks": "encoder_ranks",
   "noise_levels": "encoder_noise_levels",
   "windows": "encoder_windows",
+  "pair_counts": "encoder_pair_counts",
 }
 BESIDE_NEXT_TOKENS = {"noise_levels": "decoder_noise_levels"}  # optional feature beside NEXT_TOKENS
 NOISE_UNITS = 2**20  # a token is masked with probability level / NOISE_UNITS; float32 holds it exactly
@@ -54,6 +55,7 @@ WITH_OPTIONAL = {
   "input_ranks": ("unilm", "permuted_lm", "overlapping_permuted_lm"),
   "noise_levels": DIFFUSION,
   "windows": STATIC,
+  "pair_counts": ("glove",),
 }
 # Objectives that predict unmasked tokens in the order of their ranks; models need two streams.
 IN_ORDER = ("permuted_lm", "overlapping_permuted_lm")

@@ -1,4 +1,4 @@
-"""`t2t vocab train` and `t2t vocab report`: train a vocabulary, and measure how it tokenizes each language."""
+"""`t2t vocab`: trains a vocabulary, measures how it tokenizes each language, and counts pairs of words."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -104,6 +104,24 @@ def _parser() -> argparse.ArgumentParser:
     "--min_count", type=numeric.integer(1), help="word: number of times that a word must occur; default: 5"
   )
   train.add_argument("--overwrite", action="store_true", help="replace an existing file")
+  pairs = commands.add_parser(
+    "pairs",
+    help="count pairs of words near each other, for GloVe",
+    description="Counts how often words occur near each other, weighted by 1 / distance, and\n"
+    "writes shuffled pairs-*.txt for the config glove.  Continues after an\n"
+    "interruption; memory holds --most_pairs pairs, about 50 bytes each.",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    epilog="example:\n  t2t vocab pairs --vocabulary words --input 'text/*.txt' --output counts",
+  )
+  pairs.add_argument("--vocabulary", required=True, help="words, see `t2t vocab train --type word`")
+  pairs.add_argument("--input", required=True, help="globs, comma-separated, as for `t2t vocab train`")
+  pairs.add_argument("--output", required=True, help="folder for the counts")
+  pairs.add_argument("--window", type=numeric.integer(), default=10, help="largest distance; default: 10")
+  pairs.add_argument(
+    "--most_pairs", type=numeric.integer(1_000), default=20_000_000, help="pairs in memory; default: 20000000"
+  )
+  pairs.add_argument("--seed", type=numeric.integer(0), default=0, help="random seed of the order; default: 0")
+  _add_field(pairs)
   report = commands.add_parser(
     "report",
     help="print pieces per word, piece length and unknown pieces by language",
@@ -141,7 +159,7 @@ def _add_field(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str]) -> int:
-  """Runs `t2t vocab`, which trains a vocabulary or measures one.
+  """Runs `t2t vocab`, which trains a vocabulary, measures one, or counts pairs of its words.
 
   Args:
     argv: arguments after `t2t vocab`.
@@ -150,7 +168,7 @@ def main(argv: list[str]) -> int:
     UserError: the input cannot be read or is too small, or the output exists.
   """
   arguments = _parser().parse_args(argv)
-  return _report(arguments) if arguments.command == "report" else _train(arguments)
+  return {"report": _report, "pairs": _pairs, "train": _train}[arguments.command](arguments)
 
 
 def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -177,6 +195,31 @@ def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def _check_text(name: str, files: Sequence[str], size: int) -> None:
   if not size:
     raise UserError(f"{name}: the files contain no text ({', '.join(files)}). Give other files.")
+
+
+def _pairs(arguments: argparse.Namespace) -> int:
+  from t2t.contrib.static import cooccurrence
+
+  vocabulary = vocabularies.load(arguments.vocabulary, extra_ids=0)
+  files = text_files.find_files(arguments.input, where="--input", pairs=False)
+
+  def texts() -> Iterator[list[int]]:
+    for file in progress.track(files, "counting pairs"):
+      for text in text_files.read_texts(file, field=arguments.field, where="--input"):
+        for line in encoding.lines(text):
+          yield [i for i in vocabularies.encode_text(vocabulary, line) if i != vocabulary.unk_id]
+
+  shards, number = cooccurrence.count(
+    texts(),
+    pathlib.Path(arguments.output).expanduser(),
+    size=vocabulary.vocab_size,
+    window=arguments.window,
+    settings={"vocabulary": vocabularies.digest(vocabulary), "input": cooccurrence.digest(files)},
+    most=arguments.most_pairs,
+    seed=arguments.seed,
+  )
+  print(f"wrote {number:,} pairs to {len(shards)} files: {shards[0].parent}/pairs-*.txt")
+  return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

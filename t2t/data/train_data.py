@@ -463,6 +463,8 @@ def _check_loss(config: Config) -> None:
     )
   if config.train.loss == "negative_sampling" or names & set(feature_spec.STATIC):
     load("t2t.contrib.static.negative_sampling:check_objectives")(names, config, where=where)  # few runs
+  if config.train.loss == "glove" or "glove" in names:
+    load("t2t.contrib.static.glove:check_objectives")(names, config, where=where)
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(

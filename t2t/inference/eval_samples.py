@@ -38,8 +38,11 @@ def show(graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: An
   options = dict(vocabulary=vocabulary, hidden_ids=hidden_ids, number=number)
   if any(name.endswith("answer_heads") for name in batch) and _has_answers(graphdef, state):
     return [_lines(*example) for example in samples.answered(graphdef, state, batch, **options)]
-  if not any(name.endswith("target_tokens") for name in batch) or "encoder_windows" in batch:
-    return []  # pairs of texts, or words that are all read: nothing is hidden
+  if not any(name.endswith("target_tokens") for name in batch) or batch.keys() & {
+    "encoder_windows",
+    "encoder_pair_counts",
+  }:
+    return []  # pairs of texts, or word vectors, which read all words
   options |= dict(sentinel_ids=vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary)))
   options |= dict(vocab_size=vocabulary.vocab_size)
   examples = samples.held_out(graphdef, state, batch, eos_id=vocabulary.eos_id, **options)

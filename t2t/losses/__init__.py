@@ -84,6 +84,7 @@ _ROWS = {
     "t2t.losses.exit_losses:EarlyExit", section="t2t.losses.exit_losses:EarlyExitConfig", answered_by_heads=True
   ),
   "electra": LossRow("t2t.losses.electra:Electra", section="t2t.losses.electra:ElectraConfig"),
+  "glove": LossRow("t2t.contrib.static.glove:GloVe", section="t2t.contrib.static.glove:GloVeConfig"),
   "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
   "heads_and_lm": LossRow("t2t.losses.heads_and_lm:HeadsAndLm", answered_by_heads=True, derives_tokens=True),
   "heads_and_mlm": LossRow("t2t.losses.heads_and_mlm:HeadsAndMlm", answered_by_heads=True),

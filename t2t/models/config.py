@@ -57,7 +57,11 @@ RECURRENCES: LazyTable[Any] = LazyTable(
 )
 # config.model.embedding -> a `layers.Embed`
 EMBEDDINGS: LazyTable[Any] = LazyTable(
-  {"tokens": "t2t.models.layers:Embed", "trigram": "t2t.models.trigram_embedding:TrigramEmbed"}
+  {
+    "tokens": "t2t.models.layers:Embed",
+    "trigram": "t2t.models.trigram_embedding:TrigramEmbed",
+    "subword": "t2t.contrib.static.subwords:SubwordEmbed",
+  }
 )
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp", "moe": "t2t.models.moe:Moe"})
@@ -124,6 +128,7 @@ _MAY_BE_ZERO = (
   "pipeline_microbatches",
   "lsh_buckets",
   "feed_forward_chunk",
+  "subword_buckets",
 )
 
 
@@ -398,8 +403,11 @@ class TransformerConfig:
   encoder_attention_window: int = 0  # encoder_decoder: attention_window of the encoder, if both stacks have one
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
-  #: tokens, or trigram (each position reads three neighbouring tokens, MobileBERT)
+  #: tokens, trigram (each position reads three neighbouring tokens, MobileBERT)
+  #: or subword (a sum with the vectors of character n-grams, fastText)
   embedding: str = "tokens"
+  subword_buckets: int = 0  # subword embedding: rows that the n-grams of all words share (fastText 2,000,000)
+  most_subwords: int = 64  # subword embedding: n-grams of a word; 64 are those of words of up to 17 characters
   #: width of the output embedding (RemBERT); with tied logits, features beyond the tied ones are separate
   #: (MobileBERT); 0: the embedding's width
   output_embedding_dim: int = 0

@@ -46,8 +46,11 @@ def _adamw(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _adagrad(config: _OfModel) -> list[optax.GradientTransformation]:
-  """AdaGrad (Duchi et al. 2011) with sums of squares that begin at 1, as in GloVe's code."""
-  scale = optax.scale_by_rss(initial_accumulator_value=1.0, eps=config.epsilon)
+  """AdaGrad (Duchi et al. 2011): `optax.adagrad` with sums of squares that begin at 0.
+
+  Then an update does not depend on the scale of the loss, which is a mean over a batch; GloVe's code begins at 1.
+  """
+  scale = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.epsilon**2)
   return [scale, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from t2t import UserError, sharding
 from t2t.configuration.schema import Config
 from t2t.configuration.section_keys import key as config_key
-from t2t.contrib.static import word_counts
+from t2t.contrib.static import subwords, word_counts
 from t2t.data import vocabularies
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.diffusion import row_hashes
@@ -74,6 +74,17 @@ def _noise(spec: str, extra_ids: int, size: int, power: float) -> tuple[np.ndarr
   return word_counts.alias_table(word_counts.noise_distribution(counts, size, power=power))
 
 
+@functools.cache
+def _subwords(spec: str, extra_ids: int, size: int, buckets: int, most: int) -> np.ndarray:
+  """Returns `subwords.table` of a vocabulary; without one, as in a plan, no word has n-grams."""
+  if not spec:
+    return np.zeros((size, most), np.int32)
+  vocabulary = vocabularies.load(spec, extra_ids=extra_ids)
+  words = [text.strip() for text in vocabularies.token_texts(vocabulary)]
+  special = vocabularies.special_ids(vocabulary)
+  return subwords.table(words, special, rows=size, buckets=buckets, most=most)
+
+
 def draw(key: jax.Array, shape: tuple[int, ...], thresholds: jax.Array, other: jax.Array) -> jax.Array:
   """Draws ids by `word_counts.alias_table`, int32 of this shape."""
   id_key, kept_key = jax.random.split(key)
@@ -126,6 +137,7 @@ def sampled_loss(scores: jax.Array, negative_scores: jax.Array, counts: jax.Arra
 class NegativeSampling:
   """Skip-gram and CBOW with negative sampling.
 
+  CBOW has the gradient of the mean; word2vec.c gives each context word the mean's whole gradient instead.
   A context word's vector is the model's, a predicted word's is of `WordVectors.output`, as in word2vec.c. The negatives
   of a row depend on the row's content alone, its words and their drawn windows. So they do not depend on microbatches,
   meshes or processes, and a resumed run draws them again.
@@ -171,11 +183,16 @@ class NegativeSampling:
     return cls(config, window, vocabulary, AuxiliaryTerms.from_config(run, only_states=True))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> WordVectors:
-    return WordVectors(config, rngs)
+    module = WordVectors(config, rngs)
+    if config.embedding == "subword":
+      rows = _subwords(*self.vocabulary, config.vocab_size, config.subword_buckets, config.most_subwords)
+      module.words.embed.subwords = nnx.Param(jnp.asarray(rows), axes=("vocab", None))
+    return module
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Returns patterns of the vocabulary head, which the loss does not read."""
-    return ("^words/head/",) if model.vocabulary_head else ()
+    """Returns patterns of the vocabulary head, which the loss does not read, and of the rows of n-grams."""
+    head = ("^words/head/",) if model.vocabulary_head else ()
+    return (*head, "^words/embed/subwords$") if model.embedding == "subword" else head
 
   def weights(self, batch: Batch) -> Weights:
     number = jnp.sum(batch["encoder_loss_weights"].astype(jnp.float32))

@@ -9,8 +9,8 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
+from t2t.contrib.static import subwords
 from t2t.data import vocabularies
-from t2t.runtime.lazy_table import load as load_attribute
 from t2t.storage import encoding, gcs
 
 _MOST_SUGGESTED = 5
@@ -27,7 +27,7 @@ class WordVectors:
   words: tuple[str, ...]
   vectors: np.ndarray
   where: str
-  compose: object = None
+  compose: subwords.Composer | None = None
 
   @functools.cached_property
   def rows(self) -> dict[str, int]:
@@ -52,7 +52,7 @@ class WordVectors:
     row = self.row(word)
     if row is not None:
       return self.unit[row]
-    composed = self.compose(word) if callable(self.compose) else None
+    composed = None if self.compose is None else self.compose(word)
     if composed is None:
       raise UserError(
         f"{where}: {word!r} is not among the {len(self.words):,} words of {self.where}. {self._alike(word)}"
@@ -182,15 +182,27 @@ def of_run(path: str, *, where: str = "--vectors ") -> WordVectors:
   special = vocabularies.special_ids(vocabulary)
   texts = vocabularies.token_texts(vocabulary)
   ids = [i for i, text in enumerate(texts) if i not in special and text.strip()]
-  arrays = _arrays(source)
-  table = arrays["embed/table"]
-  compose = None
-  if "embed/buckets" in arrays:
-    settings = source.model
-    make = load_attribute("t2t.contrib.static.subwords:Composer")
-    composer = make(arrays["embed/buckets"], vocabulary, settings)
-    table, compose = composer.table(table, [text.strip() for text in texts]), composer
-  return WordVectors(tuple(texts[i].strip() for i in ids), table[ids], source.name, compose)
+  arrays, words = _arrays(source), tuple(texts[i].strip() for i in ids)
+  vectors = arrays["embed/table"][ids]
+  if source.run["train"]["loss"] == "glove":  # the sum of both tables (Pennington et al. 2014, section 4.2)
+    vectors = vectors + _of_context(source)[ids]
+  if "embed/buckets" not in arrays:
+    return WordVectors(words, vectors, source.name)
+  composer = subwords.Composer(arrays["embed/buckets"], source.model.most_subwords)
+  return WordVectors(words, composer.added(vectors, words), source.name, composer)
+
+
+def _of_context(source: pretrained.Source) -> np.ndarray:
+  """Returns the context words' vectors of GloVe, which are no part of the model, float32 [rows, width]."""
+  import jax
+
+  from t2t import sharding
+  from t2t.inference import batch_inference
+
+  shape = (source.model.vocab_size, source.model.embed_dim)
+  everywhere = sharding.replicated(batch_inference.make_mesh(1))
+  wanted = {"context": ("context", jax.ShapeDtypeStruct(shape, np.float32, sharding=everywhere))}
+  return np.asarray(pretrained.read(dataclasses.replace(source, part=""), wanted)["context"])
 
 
 def _arrays(source: pretrained.Source) -> dict[str, np.ndarray]:

@@ -228,6 +228,7 @@ class Objective:
   heads: tuple[HeadConfig, ...] = ()  # heads that it trains; the first heads of its model
   annotated: bool = False  # whether records mark phrases in their text, "entities", int [n, 2]
   parallel: bool = False  # whether records are texts and their translations, "first" and "second"
+  counted: bool = False  # whether records are counts of pairs of words, not text
 
 
 def _imported(name: str | Callable) -> Callable:
@@ -432,11 +433,19 @@ OBJECTIVES: dict[str, Objective] = {
   "same_text_twice": _compared(_of_ids("sentence_pairs.same_text_twice")),
   "skip_gram": _windows(predicts_each=True),
   "cbow": _windows(predicts_each=False),
+  "glove": Objective(
+    _ENCODER,
+    (*_ALIGNED, "pair_counts"),
+    _of_ids("t2t.contrib.static.glove:glove", first="t2t.contrib.static.glove:read_pairs"),
+    counted=True,
+  ),
 }
 
 
 # Objectives of plain text, which any corpus has.
-OF_TEXT = tuple(name for name, objective in OBJECTIVES.items() if not (objective.annotated or objective.parallel))
+OF_TEXT = tuple(
+  name for name, objective in OBJECTIVES.items() if not (objective.annotated or objective.parallel or objective.counted)
+)
 
 
 def _objective(name: str) -> Objective:
