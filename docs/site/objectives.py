@@ -64,10 +64,21 @@ def _text(folder: pathlib.Path, name: str) -> str:
     path = folder / "marked.jsonl"
     spans = [[TEXT.index(phrase), TEXT.index(phrase) + len(phrase)] for phrase in _PHRASES]
     path.write_text((json.dumps({"text": TEXT, "entities": spans}) + "\n") * _COPIES)
+  elif objectives.OBJECTIVES[name].counted:
+    path = folder / "pairs.txt"
+    path.write_text(_pairs() * _COPIES)
   else:
     path = folder / "text.txt"
     path.write_text((TEXT + "\n") * _COPIES)
   return str(path)
+
+
+def _pairs() -> str:
+  """Returns counts of the first sentence's words and their two next ones, in the ids of `_vocabulary`."""
+  words = [word for word in SENTENCES[0].split() if word.isalpha()]
+  ids = [5 + SENTENCES[0].split().index(word) for word in words]
+  near = [(i, j, 1 / (j - i)) for i in range(len(ids)) for j in range(i + 1, min(i + 3, len(ids)))]
+  return " ".join(f"{ids[i]} {ids[j]} {weight:g}" for i, j, weight in near) + "\n"
 
 
 def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
@@ -147,6 +158,11 @@ def draw(name: str) -> str:
     if key in features and len(set(features[key].tolist())) > 1:
       label = key.replace("token_types", "types").removeprefix("input_")
       rows.append((label, [(str(i), svg.PAPER, False, False) for i in features[key]]))
+  if "windows" in features:
+    rows.append(("window", [(str(i), svg.PAPER, False, False) for i in features["windows"]]))
+  if "pair_counts" in features:
+    counts = features["pair_counts"].view("float32")
+    rows.append(("count", [(f"{x:g}", svg.PAPER, False, False) for x in counts]))
   asked = features.get("answer_heads")
   if asked is not None and asked.any():
     label = objectives.heads_of(name)[int(asked[asked > 0][0]) - 1].name

@@ -490,7 +490,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
   config = _of_its_table(config, source)
   data = config.data
   by_heads = pretrained.answers_by_heads(source)
-  if methods.choose(config.eval.method, source.model, by_heads=by_heads) != "head":
+  if methods.choose(config.eval.method, source.model, by_heads=by_heads) not in methods.WITHOUT_TOKENS:
     predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.name}")
   mesh, _ = mesh_selection.make(config)
   for module in data.task_modules:

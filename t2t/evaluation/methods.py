@@ -1,4 +1,4 @@
-"""Evaluation methods: generation, ranking of options, or a task head."""
+"""Evaluation methods: generation, ranking of options, a task head, or a baseline."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -23,6 +23,7 @@ from t2t.inference import (
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.param_tree import Params
 from t2t.runtime import hosts
+from t2t.runtime.lazy_table import load
 
 if TYPE_CHECKING:  # seqio is imported by t2t.data, which silences TensorFlow's messages first
   import seqio
@@ -331,7 +332,17 @@ class HeadMethod:
     return np.stack([row[0] for row in rows])[:, order].astype(np.float32)
 
 
-METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"generate": Writes, "rank": Ranks, "head": HeadMethod}
+def _most_frequent(context: EvaluationContext) -> Method:
+  return load("t2t.contrib.static.most_frequent:MostFrequent")(context)  # few evaluations are of this baseline
+
+
+METHODS: dict[str, Callable[[EvaluationContext], Method]] = {
+  "generate": Writes,
+  "rank": Ranks,
+  "head": HeadMethod,
+  "most_frequent": _most_frequent,
+}
+WITHOUT_TOKENS = ("head", "most_frequent")  # methods that need no vocabulary head
 
 
 def check(settings: EvalConfig, config: TransformerConfig, *, by_heads: bool) -> str:
@@ -350,9 +361,10 @@ def check(settings: EvalConfig, config: TransformerConfig, *, by_heads: bool) ->
         f"config.eval.{key}={value}: only ranked options are normalized, but this evaluation has the method "
         f"{method!r}. Set config.eval.method=rank, or leave out config.eval.{key}."
       )
-  if settings.pseudo_likelihood and method == "head":
+  if settings.pseudo_likelihood and method in WITHOUT_TOKENS:
+    who = "a head" if method == "head" else "the most frequent class"
     raise UserError(
-      f"config.eval.pseudo_likelihood={settings.pseudo_likelihood}: a head predicts without pseudo-log-likelihoods. "
+      f"config.eval.pseudo_likelihood={settings.pseudo_likelihood}: {who} predicts without pseudo-log-likelihoods. "
       "Set config.eval.method=rank, or leave out config.eval.pseudo_likelihood."
     )
   pseudo_likelihood.choose(settings.pseudo_likelihood, is_generative=is_generative)
@@ -376,6 +388,8 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
     raise UserError(
       f"config.eval.method={name}: unknown value. Known values: {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
     )
+  if name == "most_frequent":
+    return name
   answering_heads = [head.name for head in config.heads if head.kind in ANSWERED_HEADS]
   if name == "head" and not answering_heads:
     raise UserError(

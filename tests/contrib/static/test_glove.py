@@ -128,10 +128,11 @@ def test_a_run_fits_the_counts(tmp_path, capsys):
   assert main(["vocab", "pairs", "--vocabulary", words, *common, counts, "--window", "3"]) == 0
   shards = sorted((tmp_path / "counts").glob("pairs-*.txt"))
   assert "files" in capsys.readouterr().out and len(shards[0].read_text().splitlines()[0].split()) <= 384
-  options = ["embed_dim=8", "vocab_size=128", "init_scale=0.1"]
+  options = ["embed_dim=8", "vocab_size=128", "init_scale=0.001"]
   arguments = [f"--config.model.{x}" for x in options] + [f"--config.data.files={counts}/pairs-*.txt"]
   arguments += [f"--config.data.eval_files={counts}/pairs-*.txt", f"--config.data.vocabulary={words}"]
-  arguments += ["--config.train.steps=80", "--config.train.batch_size=2", "--config.eval.every=80"]
+  arguments += ["--config.data.inputs_length=5", "--config.train.batch_size=8", "--config.train.steps=150"]
+  arguments += ["--config.eval.every=150", "--config.optimizer.learning_rate=0.1"]
   assert main(["train", "--config", "glove", "--workdir", str(tmp_path / "run"), *arguments]) == 0
   table = word_vectors.read(str(tmp_path / "run"))
   near = [word for word, _ in word_vectors.nearest(table, table.unit_vector("cat"), top=3, left_out=["cat"])]
