@@ -150,9 +150,7 @@ class DataConfig:
   mask_rate: float = key(-1.0, "masked LM: fraction of predicted tokens that become masks; -1: as published (0.8)")
   random_rate: float = key(-1.0, "masked LM: fraction that become random tokens; -1: as published (0.1)")
   window: int = key(-1, "word vectors: largest distance of a context word; -1: as published (5; GloVe 10)")
-  subsampling: float = key(
-    -1.0, "word vectors: frequency above which words are dropped at random; 0: none; -1: as published (1e-5)"
-  )
+  subsampling: float = key(-1.0, "word vectors: frequency from which words are dropped; 0: none; -1: as published")
   pack: bool = key(False, "pack several short examples into one row; False: text is concatenated and split")
   continuous_rows: bool = key(
     False, "row i of a batch continues row i of the batch before, for models with a memory; False: shuffled rows"

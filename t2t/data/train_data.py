@@ -461,10 +461,8 @@ def _check_loss(config: Config) -> None:
       f"{config.train.loss}. Set --config.train.loss=diffusion --config.data.objective="
       f"{' or '.join(feature_spec.DIFFUSION)}, or --config.model.block_length=0."
     )
-  if config.train.loss == "negative_sampling" or names & set(feature_spec.STATIC):
-    load("t2t.contrib.static.negative_sampling:check_objectives")(names, config, where=where)  # few runs
-  if config.train.loss == "glove" or "glove" in names:
-    load("t2t.contrib.static.glove:check_objectives")(names, config, where=where)
+  if {config.train.loss, *names} & {"negative_sampling", "glove", *feature_spec.STATIC}:
+    load("t2t.contrib.static.glove:check_objectives")(names, config, where=where)  # few runs are of word vectors
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(

@@ -45,15 +45,6 @@ def _adamw(config: _OfModel) -> list[optax.GradientTransformation]:
   return [_adam(config), *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
-def _adagrad(config: _OfModel) -> list[optax.GradientTransformation]:
-  """AdaGrad (Duchi et al. 2011): `optax.adagrad` with sums of squares that begin at 0.
-
-  Then an update does not depend on the scale of the loss, which is a mean over a batch; GloVe's code begins at 1.
-  """
-  scale = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.epsilon**2)
-  return [scale, *_parameter_scale_per_layer(config), *_weight_decay(config)]
-
-
 def _lamb(config: _OfModel) -> list[optax.GradientTransformation]:
   """LAMB (You et al. 2020): `optax.lamb`, applied to each layer separately.
 
@@ -145,7 +136,8 @@ def _sgd(config: _OfModel) -> list[optax.GradientTransformation]:
 
 OPTIMIZERS = {
   "adafactor": _adafactor,
-  "adagrad": _adagrad,
+  # Duchi et al. 2011. Sums begin at 0, so that an update does not depend on the scale of the loss, a mean over a batch.
+  "adagrad": lambda config: [optax.scale_by_rss(0.0, config.epsilon**2), *_weight_decay(config)],
   "adamw": _adamw,
   "lamb": _lamb,
   "lion": _lion,

@@ -19,7 +19,7 @@ _SETTINGS, _DONE = "counts.json", "shards.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class PairSums:
   """Sorted pairs, int64 [n], each row * size + column, with sums of weights, float64 [n]."""
 
   pairs: np.ndarray
@@ -29,7 +29,7 @@ class Counts:
     return len(self.pairs)
 
 
-def pairs_of(ids: np.ndarray, *, size: int, window: int) -> Counts:
+def pairs_of(ids: np.ndarray, *, size: int, window: int) -> PairSums:
   """Returns all pairs of words of one text within the window, in both orders, with weight 1 / distance; not summed.
 
   In:  [3, 4, 3], size 10, window 2
@@ -43,18 +43,18 @@ def pairs_of(ids: np.ndarray, *, size: int, window: int) -> Counts:
     pairs += [left * size + right, right * size + left]
     weights += [np.full(len(left), 1.0 / distance)] * 2
   empty = np.zeros(0)
-  return Counts(np.concatenate([empty.astype(np.int64), *pairs]), np.concatenate([empty, *weights]))
+  return PairSums(np.concatenate([empty.astype(np.int64), *pairs]), np.concatenate([empty, *weights]))
 
 
-def summed(pairs: np.ndarray, weights: np.ndarray) -> Counts:
+def summed(pairs: np.ndarray, weights: np.ndarray) -> PairSums:
   """Sorts pairs, and adds the weights of equal ones."""
   order = np.argsort(pairs, kind="stable")
   pairs, weights = pairs[order], weights[order]
   first = np.flatnonzero(np.concatenate([[True], pairs[1:] != pairs[:-1]])[: len(pairs)])
-  return Counts(pairs[first], np.add.reduceat(weights, first) if len(first) else weights)
+  return PairSums(pairs[first], np.add.reduceat(weights, first) if len(first) else weights)
 
 
-def merged(runs: Sequence[Counts], *, most: int) -> Iterator[Counts]:
+def merged(runs: Sequence[PairSums], *, most: int) -> Iterator[PairSums]:
   """Yields the sums of sorted runs in ascending parts, of at most about `most` pairs of all runs together."""
   places, step = [0] * len(runs), max(1, most // max(1, len(runs)))
   while any(place < len(run) for place, run in zip(places, runs, strict=True)):
@@ -80,9 +80,9 @@ def _write_array(path: pathlib.Path, array: np.ndarray) -> None:
   part.replace(path)
 
 
-def _open_run(folder: pathlib.Path, number: int) -> Counts:
+def _open_run(folder: pathlib.Path, number: int) -> PairSums:
   read = lambda kind: np.load(folder / f"run-{number:05d}.{kind}.npy", mmap_mode="r", allow_pickle=False)
-  return Counts(read("pairs"), read("weights"))
+  return PairSums(read("pairs"), read("weights"))
 
 
 def count(
@@ -136,7 +136,7 @@ def count(
   # ---- Runs ----------------------------------------------------------------------------------------------------------
   if not state["complete"]:
     begin = sum(state["texts"])
-    buffer: list[Counts] = []
+    buffer: list[PairSums] = []
     num_texts = num_pairs = 0
 
     def end_run() -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from t2t import UserError, sharding
 from t2t.configuration.schema import Config
 from t2t.configuration.section_keys import key as config_key
+from t2t.contrib.static import negative_sampling
 from t2t.data.objectives import chunking
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.protocol import Baseline, Weights
@@ -86,11 +87,14 @@ class GloVeConfig:
 
 
 def check_objectives(names: Collection[str], run: Config, *, where: str) -> None:
-  """Checks that all examples are counted pairs, and that the loss reads them.
+  """Checks that the objectives of a run of word vectors are those that its loss reads.
 
   Raises:
-    UserError: they are not, or it does not; begins with `where`.
+    UserError: they are not; begins with `where`.
   """
+  if run.train.loss != "glove" and "glove" not in names:
+    negative_sampling.check_objectives(names, run, where=where)
+    return
   if run.train.loss != "glove":
     raise UserError(
       f"{where}: the examples are counted pairs of words, which config.train.loss={run.train.loss} does not read. Set "

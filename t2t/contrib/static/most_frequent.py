@@ -39,12 +39,12 @@ def choose(train: Sequence[Mapping[str, Any]], example: Mapping[str, Any]) -> st
   options = [[methods.text(option) for option in x["options"]] for x in train if "options" in x]
   if not options or "options" not in example or all(of_example == options[0] for of_example in options):
     return collections.Counter(targets).most_common(1)[0][0]
-  own = [methods.text(option) for option in example["options"]]
-  if {len(own), *map(len, options)} == {len(own)}:
+  choices = [methods.text(option) for option in example["options"]]
+  if {len(choices), *map(len, options)} == {len(choices)}:
     places = [of_example.index(target) for of_example, target in zip(options, targets, strict=True)]
-    return own[collections.Counter(places).most_common(1)[0][0]]
+    return choices[collections.Counter(places).most_common(1)[0][0]]
   text = methods.text(example["inputs_pretokenized"])
-  return max(own, key=text.count)
+  return max(choices, key=text.count)
 
 
 class MostFrequent:

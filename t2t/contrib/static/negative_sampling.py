@@ -57,7 +57,7 @@ def check_objectives(names: Collection[str], run: Config, *, where: str) -> None
     )
 
 
-class WordVectors(nnx.Module):
+class WordTables(nnx.Module):
   """Two vectors for each word: the model's, which are kept, and those of predicted words, which begin at 0."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
@@ -138,7 +138,7 @@ class NegativeSampling:
   """Skip-gram and CBOW with negative sampling.
 
   CBOW has the gradient of the mean; word2vec.c gives each context word the mean's whole gradient instead.
-  A context word's vector is the model's, a predicted word's is of `WordVectors.output`, as in word2vec.c. The negatives
+  A context word's vector is the model's, a predicted word's is of `WordTables.output`, as in word2vec.c. The negatives
   of a row depend on the row's content alone, its words and their drawn windows. So they do not depend on microbatches,
   meshes or processes, and a resumed run draws them again.
 
@@ -182,8 +182,8 @@ class NegativeSampling:
     vocabulary = (run.data.vocabulary, run.data.extra_ids)
     return cls(config, window, vocabulary, AuxiliaryTerms.from_config(run, only_states=True))
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> WordVectors:
-    module = WordVectors(config, rngs)
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> WordTables:
+    module = WordTables(config, rngs)
     if config.embedding == "subword":
       rows = _subwords(*self.vocabulary, config.vocab_size, config.subword_buckets, config.most_subwords)
       module.words.embed.subwords = nnx.Param(jnp.asarray(rows), axes=("vocab", None))
@@ -199,7 +199,7 @@ class NegativeSampling:
     return {"negative_sampling": number} | self.auxiliary.weights(batch)
 
   def __call__(
-    self, module: WordVectors, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+    self, module: WordTables, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
     offsets = [d for d in range(-self.window, self.window + 1) if d]
     hidden = module.words.hidden(batch, dropout_key=key if train else None)

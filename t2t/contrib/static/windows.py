@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any
 
 from absl import logging
@@ -102,6 +103,10 @@ def windows(
   dataset = thin(dataset).filter(lambda features: tf.size(features["targets"]) > 0)
   dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
   return with_windows(dataset.filter(has_context))
+
+
+skip_gram = functools.partial(windows, predicts_each=True)
+cbow = functools.partial(windows, predicts_each=False)
 
 
 def _keep(vocabulary: seqio.Vocabulary, subsampling: float) -> np.ndarray:

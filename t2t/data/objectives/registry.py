@@ -232,10 +232,7 @@ class Objective:
 
 
 def _imported(name: str | Callable) -> Callable:
-  """Imports a function on demand: few runs need more than one objective.
-
-  In:  "module.function" of this package, or "package.module:function" of another one
-  """
+  """Imports "module.function" of this package, or "package.module:function", on demand: few runs need several."""
   if callable(name):
     return name
   if ":" in name:
@@ -264,11 +261,9 @@ def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., li
   ]
 
 
-def _of_ids(
-  preprocessor: str, *, first: str | Preprocessor = "chunking.tokenize", **fixed
-) -> Callable[..., list[Preprocessor]]:
+def _of_ids(preprocessor: str, *, first: str | Preprocessor = "chunking.tokenize") -> Callable[..., list[Preprocessor]]:
   """Returns tokenization and the preprocessor."""
-  return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **fixed, **options)]
+  return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **options)]
 
 
 _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
@@ -284,7 +279,8 @@ _MASS = {"noise_density": 0.5}
 # 512 tokens at density 0.5 in short spans need more than T5's 100 sentinels; its embedding of 32,128 rows has room.
 _MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
-_WORD2VEC = {"window": 5, "subsampling": 1e-5}
+_STATIC, _WORD2VEC = "t2t.contrib.static", {"window": 5, "subsampling": 1e-5}
+_WINDOWED, _COUNTED = (*_ALIGNED, "windows"), (*_ALIGNED, "pair_counts")
 
 
 def _denoiser(noise: str, *facts: str, published: Mapping[str, float] | None = None) -> Objective:
@@ -314,11 +310,6 @@ def _noised(make: Callable[..., list[Preprocessor]], **options: bool) -> Objecti
 
 def _in_place(preprocessor: str, *beside: str, published: Mapping[str, float]) -> Objective:
   return Objective(_ENCODER_DECODER, (*_PAIR, *beside), _of_ids(preprocessor), published)
-
-
-def _windows(**fixed: bool) -> Objective:
-  make = _of_ids("t2t.contrib.static.windows:windows", **fixed)
-  return Objective(_ENCODER, (*_ALIGNED, "windows"), make, _WORD2VEC)
 
 
 def _class_head(name: str, *labels: str) -> HeadConfig:
@@ -431,21 +422,16 @@ OBJECTIVES: dict[str, Objective] = {
   "struct_bert": _with_sentences("nsp_sop.STRUCTURE", STRUCTURE, "masking.random_tokens"),
   "neighbouring_sentences": _compared(_of_ids("sentence_pairs.neighbouring_sentences")),
   "same_text_twice": _compared(_of_ids("sentence_pairs.same_text_twice")),
-  "skip_gram": _windows(predicts_each=True),
-  "cbow": _windows(predicts_each=False),
+  "skip_gram": Objective(_ENCODER, _WINDOWED, _of_ids(f"{_STATIC}.windows:skip_gram"), _WORD2VEC),
+  "cbow": Objective(_ENCODER, _WINDOWED, _of_ids(f"{_STATIC}.windows:cbow"), _WORD2VEC),
   "glove": Objective(
-    _ENCODER,
-    (*_ALIGNED, "pair_counts"),
-    _of_ids("t2t.contrib.static.glove:glove", first="t2t.contrib.static.glove:read_pairs"),
-    counted=True,
+    _ENCODER, _COUNTED, _of_ids(f"{_STATIC}.glove:glove", first=f"{_STATIC}.glove:read_pairs"), counted=True
   ),
 }
 
 
 # Objectives of plain text, which any corpus has.
-OF_TEXT = tuple(
-  name for name, objective in OBJECTIVES.items() if not (objective.annotated or objective.parallel or objective.counted)
-)
+OF_TEXT = tuple(name for name, row in OBJECTIVES.items() if not (row.annotated or row.parallel or row.counted))
 
 
 def _objective(name: str) -> Objective:

@@ -165,7 +165,7 @@ def test_settings_that_do_not_fit_are_refused():
 def test_a_model_without_layers_returns_the_vectors_of_its_words():
   _, model = loss_of()
   assert isinstance(model, TransformerConfig)
-  module = negative_sampling.WordVectors(model, nnx.Rngs(0))
+  module = negative_sampling.WordTables(model, nnx.Rngs(0))
   batch = batch_of()
   states = module.words.hidden(batch, dropout_key=jax.random.key(0)).x
   np.testing.assert_array_equal(states, module.words.embed.table[...][batch["encoder_input_tokens"]])
