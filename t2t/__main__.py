@@ -28,6 +28,7 @@ SUBCOMMANDS = {
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "suites": ("t2t.commands.suites", "score minimal pairs, cloze questions and perplexity of texts"),
   "babylm": ("t2t.commands.babylm", "evaluate a checkpoint on the zero-shot suites of BabyLM"),
+  "ngram": ("t2t.commands.ngram", "measure an n-gram model (Kneser-Ney) as the baseline of a run"),
   "infer": ("t2t.commands.infer", "predict each line of a file, or serve a web page and an HTTP API"),
   "embed": ("t2t.commands.embed", "write a vector for each line of a file, or probe layers for a task"),
   "neighbours": ("t2t.commands.neighbours", "find the lines, or words in context, with the nearest vectors"),

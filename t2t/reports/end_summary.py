@@ -40,13 +40,15 @@ def show(
   print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
-  at_chance, advice = [baseline for baseline in baselines if collapse.is_at(loss, baseline)], ""
+  # An n-gram model is not at chance: no cause explains its loss.
+  at_chance = [baseline for baseline in baselines if baseline.cause and collapse.is_at(loss, baseline)]
+  above, advice = [baseline for baseline in baselines if loss > baseline.loss], ""
   if at_chance:
     advice = f"The loss is at chance, that of a model that {at_chance[0].knows}. Likely cause: {at_chance[0].cause}."
-  elif any(loss > baseline.loss for baseline in baselines):
+  elif above:
     advice = (
-      "The loss is above this baseline. If the curve still falls, raise config.train.steps. If it has hardly "
-      "fallen, change config.optimizer.learning_rate (larger for small models). If only the training loss has "
+      f"The loss is above that of the {above[0].name}. If the curve still falls, raise config.train.steps. If it has "
+      "hardly fallen, change config.optimizer.learning_rate (larger for small models). If only the training loss has "
       "fallen, use more text or fewer steps."
     )
   if advice and (saved_step or 0) < _FEW_STEPS:

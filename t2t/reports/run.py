@@ -15,7 +15,8 @@ from t2t import UserError
 from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.loading import config_names, flat, load_config, records, saved_config
-from t2t.reports import first_batches, goodput, history, profile
+from t2t.losses import Baseline
+from t2t.reports import first_batches, goodput, history, ngram_record, profile
 from t2t.storage import gcs, logs
 from t2t.training import class_files, metric_writers, profiling
 from t2t.training.callbacks import nan_policy
@@ -47,6 +48,7 @@ class RecordedRun:
     state: `RUNS`, `FINISHED`, `STOPPED`, `HELD` for a run in a bucket that runs or was killed, or `MODEL` for a
       checkpoint that another command wrote (`t2t prune`, `t2t convert`).
     written: time of the last write of metrics; None if unknown.
+    ngrams: losses of n-gram models that `t2t ngram` measured.
   """
 
   path: epath.Path
@@ -64,6 +66,7 @@ class RecordedRun:
   damaged: int
   state: str
   written: datetime.datetime | None
+  ngrams: Sequence[Baseline] = ()
 
   @property
   def name(self) -> str:
@@ -171,6 +174,7 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> RecordedRun:
     first_rows=first_batches.read(folder) if first_batches.NAME in names else [],
     classes=class_files.read(folder) if class_files.NAME in names else {},
     goodput=goodput.read(folder),
+    ngrams=ngram_record.read(folder) if ngram_record.NAME in names else [],
     traces=profile.read(folder) if profiling.FOLDER in names else [],
     damaged=metric_writers.damaged_lines(content),
     state=state,

@@ -166,12 +166,12 @@ def unit_of(run: runs.RecordedRun) -> str:
 
 
 def baselines(run: runs.RecordedRun) -> list[Baseline]:
-  """Returns the losses of models that have learned nothing, from the last end of the run."""
+  """Returns the losses of models that have learned nothing, from the last end of the run, and of n-gram models."""
   noted = next((note["baselines"] for note in reversed(run.history) if note.get("baselines")), [])
   try:
-    return [Baseline(str(name), float(loss), str(knows)) for name, loss, knows in noted]
+    return [*(Baseline(str(name), float(loss), str(knows)) for name, loss, knows in noted), *run.ngrams]
   except (TypeError, ValueError):
-    return []
+    return list(run.ngrams)
 
 
 def total(run: runs.RecordedRun, name: str) -> float:

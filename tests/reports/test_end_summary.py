@@ -12,7 +12,7 @@ from t2t.reports import end_summary
   [
     (99, 6.0, "This run is too short to judge: raise config.train.steps."),
     (99, 5.0, "This run is too short to judge: raise config.train.steps."),
-    (100, 6.0, "The loss is above this baseline."),
+    (100, 6.0, "The loss is above that of the unigram model."),
     (100, 5.0, "The loss is at chance"),
     (99, 4.0, ""),
   ],

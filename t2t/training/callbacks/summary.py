@@ -34,9 +34,10 @@ class SummaryCallback(Callback):
     best = (retention.best_of_stages(metrics, ends) or [{}])[-1]
     measured: Any = run.measured
     loss, unit = measured["loss"], run.program.made.loss.unit
-    from t2t.reports import end_summary  # these are needed at the end only
+    from t2t.reports import end_summary, ngram_record  # these are needed at the end only
     from t2t.training import loss_curve
 
+    baselines = [*baselines, *ngram_record.read(run.workdir)]
     picture = loss_curve.save(run.workdir, baselines=baselines, unit=unit, run=run.stages)
     if one_of_many.is_printed(run):
       end_summary.show(run.workdir, loss, unit, baselines, run.samples, run.saved_step, metrics, best, picture)
