@@ -8,6 +8,7 @@ import json
 from absl import logging
 from ml_collections import ConfigDict
 
+from t2t import UserError
 from t2t.checkpoints import restore
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
@@ -23,7 +24,7 @@ def _is_of_table(argv: list[str]) -> bool:
   """Returns whether --checkpoint was fine-tuned on a table, according to its config.json; runs before JAX starts."""
   options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   options.add_argument("--checkpoint", default="")
-  path = options.parse_known_args(argv)[0].checkpoint
+  path = options.parse_known_args(argv)[0].checkpoint.partition(",")[0]
   if not path:
     return False
   # A bucket is checked later, with the other options; one that does not exist has no config.json.
@@ -49,6 +50,8 @@ def main(argv: list[str]) -> None:
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
       "    --config.data.benchmark_dirs.superglue=SuperGLUE \\\n"
       "    --config.eval.tasks=cb,copa,rte\n"
+      "  t2t eval --config superglue --checkpoint runs/seed1,runs/seed2,runs/seed3 \\\n"
+      "    --workdir runs/ensemble\n"
       "  t2t eval --checkpoint runs/reviews --config.data.eval_files=test.tsv \\\n"
       "    --workdir runs/reviews_test\n"
       "  t2t eval --config transformer_xl_enwik8_base --checkpoint runs/xl \\\n"
@@ -63,7 +66,12 @@ def main(argv: list[str]) -> None:
     ),
   )
   parser.set_defaults(config="finetune" if _is_of_table(argv) else "superglue")
-  parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
+  parser.add_argument(
+    "--checkpoint",
+    metavar="PATH,...",
+    help="a workdir that t2t trained in, or one of its checkpoints; several are an ensemble, the mean of their "
+    "probabilities",
+  )
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
   parser.add_argument(
     "--shots", type=int, help="solved training examples before each input; sets config.eval.num_shots"
@@ -84,7 +92,7 @@ def main(argv: list[str]) -> None:
     help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average",
   )
   gin_files.add_options(parser, "eval")
-  options, config, source = parse_with_checkpoint(parser, argv)
+  options, config, source = parse_with_checkpoint(parser, argv, several=True)
   for option, key in (("shots", "num_shots"), ("exit_entropy", "exit_entropy"), ("exit_patience", "exit_patience")):
     if getattr(options, option) is not None:
       config.eval[key] = getattr(options, option)
@@ -99,9 +107,14 @@ def main(argv: list[str]) -> None:
   if config.eval.method == "loss":
     from t2t.evaluation import held_out
 
+    if options.others:
+      raise UserError(
+        f"--checkpoint {options.checkpoint}: config.eval.method=loss measures one checkpoint. Give one, or another "
+        "config.eval.method."
+      )
     held_out.evaluate(records(config), source, options.workdir)
     return
-  evaluate.evaluate(records(config), source, options.workdir)
+  evaluate.evaluate(records(config), source, options.workdir, others=[other for _, other in options.others])
 
 
 def _adopt_longest(config: ConfigDict, architecture: str, *, typed: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[st
 
 
 def parse_with_checkpoint(
-  parser: argparse.ArgumentParser, argv: list[str]
+  parser: argparse.ArgumentParser, argv: list[str], *, several: bool = False
 ) -> tuple[argparse.Namespace, ConfigDict, Any]:
   """Parses a command with --checkpoint and --workdir; returns the options, the config with the checkpoint's model, and
   the checkpoint.
@@ -170,6 +170,8 @@ def parse_with_checkpoint(
   Args:
     parser: see `config_parser`.
     argv: the command line.
+    several: whether --checkpoint takes a list with commas; `options.others` has a pair of config and checkpoint for
+      each but the first.
 
   Raises:
     UserError: an option is missing; or see `hosts.start`, `pretrained.read_source` and `parse`.
@@ -180,13 +182,23 @@ def parse_with_checkpoint(
     if not getattr(options, name):
       or_bound = gin_files.or_bound(options.gin, f"--{name}")
       raise UserError(f"--{name} is missing. Give --{name} PATH{or_bound}; see {parser.prog} --help.")
-    gcs.check(getattr(options, name), where=f"--{name} ")
+  paths = options.checkpoint.split(",") if several else [options.checkpoint]
+  if not all(paths):
+    raise UserError(f"--checkpoint {options.checkpoint}: a path is empty. Give --checkpoint A or --checkpoint A,B.")
+  for name, path in [*(("checkpoint", path) for path in paths), ("workdir", options.workdir)]:
+    gcs.check(path, where=f"--{name} ")
   gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
   from t2t.checkpoints import inspect, pretrained
 
   weights = options.weights if "weights" in options else ""
-  source = pretrained.read_source(options.checkpoint, weights=weights)
-  if note := inspect.better(options.checkpoint, source.path, source.run):
-    hosts.log_once(note)
-  return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source
+  of_sources = []
+  for path in paths:
+    source = pretrained.read_source(path, weights=weights)
+    if note := inspect.better(path, source.path, source.run):
+      hosts.log_once(note)
+    adopt = functools.partial(pretrained.adopt, source=source)
+    of_sources.append((*parse(parser, argv, prepare=adopt), source))
+  options, config, source = of_sources[0]
+  options.others = [(other_config, other) for _, other_config, other in of_sources[1:]]
+  return options, config, source

@@ -1,6 +1,6 @@
 """`t2t superglue`: fine-tunes a pre-trained checkpoint on SuperGLUE and writes the table and the leaderboard zip."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import manager, pretrained, retention
+from t2t.checkpoints import ensemble, manager, pretrained, retention
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
@@ -25,27 +25,35 @@ if TYPE_CHECKING:  # imports seqio, which parsing of options does not need
 # Diagnostic sets have no training data: the best model of the diagnosed task predicts for them.
 _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
 
+Member = tuple[Config, pretrained.Source]
 
-def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
+
+def superglue(
+  config: Config, source: pretrained.Source, workdir: str, *, others: Sequence[Member] = ()
+) -> list[results.Result]:
   """Fine-tunes, selects the best step of each task on the validation set, and predicts for the test sets.
 
   A task with several templates trains on all of them. The mean of their scores selects its step, and the majority of
   their predictions is submitted.
 
+  With `others` each checkpoint is fine-tuned by itself, the member of number i with the seed config.train.seed + i. The
+  mean of their probabilities, each at its best step of the task, predicts.
+
   Args:
     config: an overlay of configs/finetune.py with the checkpoint's model.
     source: initial checkpoint.
-    workdir: contains fine-tuning in WORKDIR/finetune, which resumes there; results.json, predictions and
-      super_glue.zip are written at the end.
+    workdir: contains fine-tuning in WORKDIR/finetune, which resumes there, and that of other members in
+      WORKDIR/finetune-2 and so on; results.json, predictions and super_glue.zip are written at the end.
+    others: config and initial checkpoint of further members of an ensemble.
 
   Returns:
     Results on validation and test sets at the best step of each task, one for each template; empty if fine-tuning was
     stopped.
 
   Raises:
-    UserError: see `training.train` and `evaluate.Evaluation`.
+    UserError: see `training.train`, `evaluate.Evaluation` and `ensemble.check`.
   """
-  from t2t.data import templates, train_data
+  from t2t.data import templates
 
   folder = gcs.absolute(workdir)
   data = config.data
@@ -54,6 +62,8 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
       f"config.{'/'.join(config.adapters)} has separate parameters for each task, but not for AX-b and AX-g. Train on "
       "the mixture with `t2t train`, and evaluate with `t2t eval`."
     )
+  if others:
+    ensemble.check([source, *(other for _, other in others)])
   named = _tasks(config, source, config.eval.tasks)
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:
@@ -69,17 +79,59 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
     diagnostics = [name for name in diagnostics if name in known_templates]
     if without:
       hosts.log_once(f"config.data.templates={data.templates} has no template for {', '.join(without)}; left out")
-  config = train_data.resolved(config.with_(data={"mixture": ",".join(trained)}))
-  data = config.data
   # Check before training, not after it.
+  config = _of_tasks(config, trained)
+  initial = [(config, source), *((_of_tasks(other_config, trained), other) for other_config, other in others)]
   with_test = _tasks(config, source, [*trained, *diagnostics], split="test")
-  config = config.with_(eval={"tasks": ()}, init={"checkpoint": source.name})
-  state = train(config, str(folder / "finetune"))
-  if int(state.step) < config.train.steps:
-    return []  # fine-tuning was stopped and printed how to resume
+  members: list[tuple[epath.Path, dict[str, int]]] = []  # folder, and best step of each task
+  for number, (member_config, start) in enumerate(initial):
+    seed = member_config.train.seed + number
+    member_config = member_config.with_(eval={"tasks": ()}, init={"checkpoint": start.name}, train={"seed": seed})
+    finetuned = folder / (f"finetune-{number + 1}" if number else "finetune")
+    state = train(member_config, str(finetuned))
+    if int(state.step) < member_config.train.steps:
+      return []  # fine-tuning was stopped and printed how to resume
+    steps = _best_steps(member_config, finetuned, trained)
+    members.append((finetuned, steps | {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}))
+  config = config.with_(eval={"tasks": ()})
 
-  # ---- Best step of each task ----------------------------------------------------------------------------------------
-  finetuned = folder / "finetune"
+  # ---- Predictions ---------------------------------------------------------------------------------------------------
+  task_results, method = [], ""
+  for split, task_names in (("validation", trained), ("test", with_test)):
+    if task_names:
+      evaluation = _evaluation(config, members, task_names, split)
+      method = evaluation.method
+      task_results += _answers(evaluation, members, task_names)
+  if jax.process_index() == 0:
+    without = sorted(set(trained) - set(with_test))
+    if without:
+      print(f"no test set: {', '.join(without)}", file=sys.stderr)
+    is_complete = not config.eval.max_examples
+    paths = {name: [str(_checkpoint(finetuned, steps[name])) for finetuned, steps in members] for name in members[0][1]}
+    results.publish(
+      task_results,
+      folder,
+      about={"method": method, "initial_checkpoint": ",".join(start.name for _, start in initial)},
+      steps=None if others else members[0][1],
+      checkpoints={name: ",".join(of_task) for name, of_task in paths.items()},
+      whole=is_complete,
+    )
+  return task_results
+
+
+def _of_tasks(config: Config, trained: Sequence[str]) -> Config:
+  """Returns the config of fine-tuning on the tasks, resolved with their data."""
+  from t2t.data import train_data
+
+  return train_data.resolved(config.with_(data={"mixture": ",".join(trained)}))
+
+
+def _best_steps(config: Config, finetuned: epath.Path, trained: Sequence[str]) -> dict[str, int]:
+  """Returns the step of each task with its best validation score.
+
+  Raises:
+    UserError: a score is NaN at every step.
+  """
   checkpoints = manager.Checkpoints(finetuned, keep=config.checkpoint.max_to_keep)
   best = retention.best_steps(checkpoints.metrics())
   checkpoints.close()
@@ -89,30 +141,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
       f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is NaN at every step. See "
       f"{finetuned / 'metrics.jsonl'}, or train again in another --workdir."
     )
-  steps = {name: best[f"{name}/score"] for name in trained}
-  steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
-
-  # ---- Predictions ---------------------------------------------------------------------------------------------------
-  task_results, method = [], ""
-  for split, task_names in (("validation", trained), ("test", with_test)):
-    if task_names:
-      evaluation = _evaluation(config, finetuned, {name: steps[name] for name in task_names}, split)
-      method = evaluation.method
-      task_results += _answers(evaluation, finetuned, {name: steps[name] for name in task_names})
-  if jax.process_index() == 0:
-    without = sorted(set(trained) - set(with_test))
-    if without:
-      print(f"no test set: {', '.join(without)}", file=sys.stderr)
-    is_complete = not config.eval.max_examples
-    results.publish(
-      task_results,
-      folder,
-      about={"method": method, "initial_checkpoint": source.name},
-      steps=steps,
-      checkpoints={name: str(_checkpoint(finetuned, step)) for name, step in steps.items()},
-      whole=is_complete,
-    )
-  return task_results
+  return {name: best[f"{name}/score"] for name in trained}
 
 
 def _tasks(config: Config, source: pretrained.Source, names: Sequence[str], *, split: str = "") -> list[str]:
@@ -128,26 +157,38 @@ def _checkpoint(finetuned: epath.Path, step: int) -> epath.Path:
   return finetuned / "checkpoints" / str(step)
 
 
-def _evaluation(config: Config, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> "evaluate.Evaluation":
-  """Returns the evaluation of tasks; their checkpoints differ only in their parameters."""
+def _evaluation(
+  config: Config, members: Sequence[tuple[epath.Path, Mapping[str, int]]], names: Sequence[str], split: str
+) -> "evaluate.Evaluation":
+  """Returns the evaluation of tasks; checkpoints of a member differ only in their parameters."""
   from t2t.evaluation import evaluate
 
-  source = pretrained.read_source(str(_checkpoint(finetuned, min(steps.values()))))
-  return evaluate.prepare(config, source, tasks=tuple(steps), split=split)
+  source, *others = _sources(members, lambda steps: min(steps[name] for name in names))
+  return evaluate.prepare(config, source, tasks=tuple(names), split=split, others=others)
+
+
+def _sources(
+  members: Sequence[tuple[epath.Path, Mapping[str, int]]], step_of: Callable[[Mapping[str, int]], int]
+) -> list[pretrained.Source]:
+  return [pretrained.read_source(str(_checkpoint(finetuned, step_of(steps)))) for finetuned, steps in members]
 
 
 def _answers(
-  evaluation: "evaluate.Evaluation", finetuned: epath.Path, steps: Mapping[str, int]
+  evaluation: "evaluate.Evaluation",
+  members: Sequence[tuple[epath.Path, Mapping[str, int]]],
+  names: Sequence[str],
 ) -> list[results.Result]:
-  """Returns the results of each task with the parameters of its best step."""
+  """Returns the results of each task with the parameters of its best steps, one for each member."""
   task_results = []
+  by_steps: dict[tuple[int, ...], list[str]] = {}
+  for name in names:
+    by_steps.setdefault(tuple(steps[name] for _, steps in members), []).append(name)
   with results.progress(evaluation.num_examples) as on_batch:
-    for step in sorted(set(steps.values())):
-      source = pretrained.read_source(str(_checkpoint(finetuned, step)))
-      params = pretrained.load(source, evaluation.mesh).params
-      names = [name for name in steps if steps[name] == step]
-      task_results += evaluation.run(params, only=names, on_batch=on_batch, with_intervals=True)
-  return sorted(task_results, key=lambda result: list(steps).index(result.of_task))
+    for _, same_steps in sorted(by_steps.items()):
+      sources = _sources(members, lambda steps, name=same_steps[0]: steps[name])
+      params = ensemble.load(sources, evaluation.mesh).params
+      task_results += evaluation.run(params, only=same_steps, on_batch=on_batch, with_intervals=True)
+  return sorted(task_results, key=lambda result: list(names).index(result.of_task))
 
 
 def main(argv: list[str]) -> None:
@@ -166,6 +207,7 @@ def main(argv: list[str]) -> None:
       "    --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
       "    --config.eval.every=200 --config.checkpoint.save_interval_steps=200\n"
+      "  t2t superglue --checkpoint runs/base,runs/base,runs/base --workdir runs/three_seeds\n"
       "--config is finetune_superglue by default"
     ),
     required="--checkpoint PATH --workdir FOLDER",
@@ -174,12 +216,15 @@ def main(argv: list[str]) -> None:
   parser.set_defaults(config="finetune_superglue")
   paths = parser.add_argument_group("paths")
   paths.add_argument(
-    "--checkpoint", metavar="PATH", help="required: a workdir that t2t trained in, or one of its checkpoints"
+    "--checkpoint",
+    metavar="PATH,...",
+    help="required: a workdir that t2t trained in, or one of its checkpoints; several are fine-tuned in turn, and the "
+    "mean of their probabilities predicts",
   )
   paths.add_argument(
     "--workdir", metavar="FOLDER", help="required: folder or gs:// path for fine-tuning, results and leaderboard files"
   )
-  options, config, source = parse_with_checkpoint(parser, argv)
+  options, config, source = parse_with_checkpoint(parser, argv, several=True)
   if config.eval.every != config.checkpoint.save_interval_steps:
     raise UserError(
       f"config.eval.every={config.eval.every} and"
@@ -187,4 +232,5 @@ def main(argv: list[str]) -> None:
       " step must be evaluated and saved. Set both keys to the same number."
     )
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  superglue(records(config), source, options.workdir)
+  others = [(records(other_config), other) for other_config, other in options.others]
+  superglue(records(config), source, options.workdir, others=others)

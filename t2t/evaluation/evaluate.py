@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from t2t import UserError, losses
-from t2t.checkpoints import pretrained
+from t2t.checkpoints import ensemble, pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
 from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
 from t2t.data.sources import bad_records
@@ -67,6 +67,7 @@ class Evaluation:
     causal: whether a prefix LM reads prompts with causal attention.
     by_heads: whether the model was trained to predict with its heads.
     adapters: of the model; with task-specific adapters each task uses its own.
+    members: number of models of an ensemble; 1: a single model.
 
   Raises:
     UserError: before any work on a device: an unknown task, a method that does not fit a task, a missing split or
@@ -88,6 +89,7 @@ class Evaluation:
     causal: bool = False,
     by_heads: bool = False,
     adapters: adapters_lib.Adapters | None = None,
+    members: int = 1,
   ):
     self._data, self._split, self.mesh = data, split, mesh
     self._architecture = config.architecture
@@ -95,7 +97,9 @@ class Evaluation:
     self._vocabulary = vocabulary
     self.method = methods.check(settings, config, by_heads=by_heads)
     self._method = methods.METHODS[self.method](
-      methods.EvaluationContext(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
+      methods.EvaluationContext(
+        data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal, members
+      )
     )
     tasks = find_tasks(data, config.architecture, settings.tasks)
     self._adapters = adapters or {}
@@ -475,7 +479,14 @@ def of_training(
   )
 
 
-def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], split: str) -> Evaluation:
+def prepare(
+  config: Config,
+  source: pretrained.Source,
+  *,
+  tasks: Sequence[str],
+  split: str,
+  others: Sequence[pretrained.Source] = (),
+) -> Evaluation:
   """Returns the evaluation of a checkpoint that a config describes; uses no device.
 
   Args:
@@ -483,10 +494,13 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     source: the checkpoint.
     tasks: names from `config.data.mixture`; empty: all.
     split: of the tasks.
+    others: further members of an ensemble; its parameters are those of `ensemble.load`.
 
   Raises:
-    UserError: tasks, data and checkpoint do not fit together.
+    UserError: tasks, data and checkpoint do not fit together, or the checkpoints do not.
   """
+  if others:
+    ensemble.check([source, *others])
   config = _of_its_table(config, source)
   data = config.data
   by_heads = pretrained.answers_by_heads(source)
@@ -498,7 +512,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:
     vocabularies.check_same(vocabulary, pipeline.vocabulary(data), spec=data.vocabulary)
-  model = pretrained.abstract(source, mesh)
+  model = ensemble.abstract([source, *others], mesh)
   settings = dataclasses.replace(config.eval, tasks=tuple(tasks))
   batch_size = settings.batch_size or config.train.batch_size
   return Evaluation(
@@ -514,6 +528,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     causal=pretrained.reads_causally(source),
     by_heads=by_heads,
     adapters=source.adapters,
+    members=1 + len(others),
   )
 
 
@@ -556,27 +571,33 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
   return config
 
 
-def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
-  """Evaluates a checkpoint on the tasks of `config.data.mixture`, and writes the results.
+def evaluate(
+  config: Config, source: pretrained.Source, workdir: str, *, others: Sequence[pretrained.Source] = ()
+) -> list[results.Result]:
+  """Evaluates a checkpoint, or an ensemble, on the tasks of `config.data.mixture`, and writes the results.
 
   Args:
-    config, source: see `prepare`.
+    config, source, others: see `prepare`.
     workdir: folder for results.json, predictions and leaderboard files.
 
   Raises:
     UserError: see `prepare`.
   """
-  evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split)
+  evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split, others=others)
   if source.model.kind.is_decoder_only and evaluation.method != "head" and jax.process_index() == 0:
     ends, reason = pretrained.ends_prompts(source)
     if ends:
       print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)
   for note in evaluation.notes:
     hosts.log_once(note)
-  params = pretrained.load(source, evaluation.mesh).params
+  params = ensemble.load([source, *others], evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     task_results = evaluation.run(params, on_batch=on_batch, with_intervals=True)
-  about = {"checkpoint": source.name, "method": evaluation.method, "shots": config.eval.num_shots}
+  about = {
+    "checkpoint": ",".join(x.name for x in [source, *others]),
+    "method": evaluation.method,
+    "shots": config.eval.num_shots,
+  }
   about |= {name: x for name in ("exit_entropy", "exit_patience") if (x := getattr(config.eval, name))}
   if jax.process_index() == 0:
     results.publish(task_results, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)

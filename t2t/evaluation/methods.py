@@ -43,6 +43,7 @@ class EvaluationContext:
   batch_size: rows over all devices.
   ends_prompts: whether a decoder-only model was trained with EOS after its prompt; None: as each task has it.
   causal: whether a prefix LM reads prompts with causal attention.
+  members: number of models of an ensemble, see `models.ensemble`; 1: a single model.
   """
 
   data: DataConfig
@@ -54,6 +55,7 @@ class EvaluationContext:
   batch_size: int
   ends_prompts: bool | None
   causal: bool = False
+  members: int = 1
 
 
 class Answers(NamedTuple):
@@ -263,6 +265,7 @@ class HeadMethod:
       where="config.eval.",
       pad_id=max(context.vocabulary.pad_id, 0),
       batch_size=context.batch_size,
+      members=context.members,
     )
     self._heads: dict[str, HeadConfig] = {}
     self._orders: dict[str, list[int]] = {}

@@ -105,9 +105,23 @@ def of_model(
   *,
   exits: tuple[float, int] = (0.0, 0),
   where: str = "--",
+  members: int = 1,
   **options: Any,
 ) -> Answerer:
-  """Returns an `Answerer`; with entropy or patience in `exits` one whose rows leave early, see `early_exit.rule_of`."""
+  """Returns an `Answerer`: with entropy or patience in `exits` one whose rows leave early, see `early_exit.rule_of`;
+  with several `members` one of an ensemble, see `ensemble_heads`.
+
+  Raises:
+    UserError: an ensemble with exits; or see `early_exit.rule_of`.
+  """
+  if members > 1:
+    if any(exits):
+      raise UserError(
+        f"{where}exit_entropy, exit_patience: rows of an ensemble do not leave early, because its members would leave "
+        "after different layers. Leave the keys out, or give one checkpoint."
+      )
+    answerer = lazy_table.load("t2t.inference.ensemble_heads:EnsembleAnswerer")  # few evaluations have ensembles
+    return answerer(config, graphdef, mesh, members=members, **options)
   if not any(exits):
     return Answerer(config, graphdef, mesh, **options)
   exit_answerer = lazy_table.load("t2t.inference.early_exit:ExitAnswerer")  # few models have exits
