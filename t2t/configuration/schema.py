@@ -366,6 +366,12 @@ class TrainConfig:
   loss: str = key(
     "", "empty: heads if the examples have labels of heads, else cross_entropy", table="t2t.losses:LOSSES"
   )
+  head_reads: str = key(
+    "",
+    "state that new heads of tasks read: first, last, mean, or concat of last, maximum and mean (ULMFiT); empty: by "
+    "architecture",
+    choices=("", "first", "last", "mean", "concat"),
+  )
   term_weights: Mapping[str, float] = key({}, "factor of a term of the loss, by name: term_weights.lm=0.5; else 1")
   z_loss: float = key(1e-4, "coefficient of log(Z)**2 in the loss; keeps logits near zero; 0: off")
   label_smoothing: float = key(0.0, "fraction of the target distribution spread over the vocabulary; training only")

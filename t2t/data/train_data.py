@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
+import re
 from typing import Any
 
 from etils import epath
@@ -139,7 +140,10 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
   from t2t.data import head_examples
 
   needed_heads = head_examples.heads_of(
-    task_resolution.tasks_of(pipeline.adapted(data, provider)), model, pipeline.vocabulary(data)
+    task_resolution.tasks_of(pipeline.adapted(data, provider)),
+    model,
+    pipeline.vocabulary(data),
+    reads=config.train.head_reads,
   )
   # Other heads with answers would not be asked.
   other_heads = (head for head in model.heads if head.kind not in ASKED_HEADS)
@@ -195,9 +199,17 @@ def _with_steps(config: Config, number: float) -> Config:
   if not epochs:
     # An epoch of files is not counted; an epoch of a table is.
     epoch = round(number / config.train.batch_size) if number else config.train.steps
+    config = _with_rules(config, epoch) if number else config
     return _with_intervals(config, min(epoch, config.train.steps))
   steps = max(1, round(epochs * number / config.train.batch_size))
+  config = _with_rules(config, round(number / config.train.batch_size))
   return _with_intervals(config.with_(train={"steps": steps}), round(steps / max(epochs, 1.0)))
+
+
+def _with_rules(config: Config, epoch: int) -> Config:
+  """Replaces `unfreeze_every=epoch` in rules of parameter groups by the number of steps of an epoch."""
+  replaced = lambda rule: re.sub(r"(?<=\bunfreeze_every=)epoch\b", str(max(1, epoch)), rule)
+  return config.with_(optimizer={"param_groups": tuple(map(replaced, config.optimizer.param_groups))})
 
 
 def _tell_unread(config: Config, number: float) -> None:

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any
 
-from t2t import UserError
+from t2t import UserError, losses
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import records
@@ -321,6 +321,12 @@ def _sections(config: Config) -> Iterator[str]:
       ("average_last", "average_every"),
       config.optimizer.average == "lawa",
       "config.optimizer.average is not lawa",
+    ),
+    (
+      "train",
+      ("head_reads",),
+      losses.answered_by_heads(config.train.loss),
+      f"config.train.loss={config.train.loss} trains no heads of tasks",
     ),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone generates no text"),

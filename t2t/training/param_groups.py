@@ -24,6 +24,7 @@ from t2t.param_tree import check_pattern, matches, stack_of
 from t2t.runtime import lazy_table
 
 _KEY = "config.optimizer.param_groups"
+EPOCH = "epoch"  # value of `unfreeze_every`
 
 
 def _number(low: float, high: float = math.inf, *, kind: type = float) -> Callable[[str], float]:
@@ -34,6 +35,11 @@ def _number(low: float, high: float = math.inf, *, kind: type = float) -> Callab
     return value
 
   return read
+
+
+def _steps_or_epoch(text: str) -> int | str:
+  """Parses a number of steps; "epoch" is resolved with the data (`data.train_data`)."""
+  return EPOCH if text == EPOCH else int(_number(1, kind=int)(text))
 
 
 def _choice(*names: str) -> Callable[[str], str]:
@@ -55,7 +61,10 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
   "rate": (_number(1e-30), "a factor on the learning rate, above 0; use frozen to disable training"),
   "depth": (_number(1e-30, 1.0), "a factor on the rate for each layer from the top, above 0, at most 1"),
   "from_step": (_number(0, kind=int), "the step, a whole number, of the first update"),
-  "unfreeze_every": (_number(1, kind=int), "steps, a whole number, after which the next layer from the top is trained"),
+  "unfreeze_every": (
+    _steps_or_epoch,
+    "steps, a whole number, or epoch, after which the next layer from the top is trained",
+  ),
   "settle_every": (
     _number(1, kind=int),
     "steps, a whole number, after which the next layer from the bottom settles",
@@ -241,12 +250,21 @@ def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_la
 def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
   """Returns the step of the first update of each parameter, for stacks that of each layer, if it is above 0.
 
-  The step is `from_step` + `unfreeze_every` * layers from the top. With unfreeze_every equal to the steps of an epoch,
-  the first epoch trains heads, the second also the last layer, and so on (Howard & Ruder 2018, gradual unfreezing).
+  The step is `from_step` + `unfreeze_every` * layers from the top. With unfreeze_every=epoch, which is replaced by its
+  steps before, the first epoch trains heads, the second also the last layer, and so on (Howard & Ruder 2018, gradual
+  unfreezing).
+
+  Raises:
+    UserError: the steps of an epoch are unknown.
   """
   first_steps = {}
   for path, number in layers_from_top(shapes, num_layers).items():
     first, every = setting(config, path, "from_step") or 0, setting(config, path, "unfreeze_every") or 0
+    if every == EPOCH:
+      raise UserError(
+        f"{_KEY}: 'unfreeze_every={EPOCH}': the steps of an epoch are unknown, because config.train.epochs=0.0 and the "
+        "data is no table. Set config.train.epochs, or give a number of steps."
+      )
     first_steps[path] = np.asarray(first + every * number)
   return {path: opening for path, opening in first_steps.items() if np.any(opening)}
 

@@ -358,6 +358,8 @@ def asks_data(config: Config) -> bool:
     return True
   if data.labels or not (data.inputs_length and data.targets_length):
     return True
+  if any(f"={param_groups.EPOCH}" in rule for rule in config.optimizer.param_groups):
+    return True
   alone = next((source for source in data.source_list if not source.name), SourceSpec())
   if alone.files or not alone.mixture or config.model.heads:
     return False

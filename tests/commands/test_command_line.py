@@ -45,6 +45,7 @@ FAMILIES = {
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
   "dapt": ("domain", "task"),
+  "ulmfit": ("general", "task", "classifier"),
   "gpt_bert": ("small", "base"),
   "babylm": ("10m_encoder_decoder", "10m_hybrid"),
   "mbert": ("base",),

@@ -129,12 +129,18 @@ def _words(task: seqio.Task, example: Mapping[str, Any], labels: Sequence[str]) 
 
 
 def heads_of(
-  tasks: Sequence[seqio.Task], model: TransformerConfig, vocabulary: seqio.Vocabulary
+  tasks: Sequence[seqio.Task], model: TransformerConfig, vocabulary: seqio.Vocabulary, *, reads: str = ""
 ) -> tuple[HeadConfig, ...]:
   """Returns the heads that a model needs for tasks; an existing head with the needed name is kept.
 
   A decoder answers at the last token, an encoder with [CLS] in its vocabulary at the first, and other models from the
   mean of the tokens.
+
+  Args:
+    tasks: answered by heads.
+    model: of the run.
+    vocabulary: of the model.
+    reads: config.train.head_reads, what new heads of whole texts read; "": see above.
 
   Raises:
     UserError: two tasks need different heads with one name, or a head of the model does not fit its task.
@@ -142,11 +148,9 @@ def heads_of(
   heads_by_name: dict[str, tuple[HeadConfig, str]] = {}
   for task in tasks:
     need = need_of(task)
-    reads = _reads(model, need, vocabulary)
-    head = HeadConfig(
-      *(need.head, need.number, need.kind, need.labels),
-      **dict(reads=reads, no_answer=need.no_answer, words=need.words) | model.published_head(need.kind),
-    )
+    fields = dict(reads=_reads(model, need, vocabulary), no_answer=need.no_answer, words=need.words)
+    fields |= model.published_head(need.kind) | ({"reads": reads} if reads and need.kind in _OF_TEXTS else {})
+    head = HeadConfig(*(need.head, need.number, need.kind, need.labels), **fields)
     model_head = _head_of_name(need, model.heads)
     if model_head is not None:
       head = _checked(model_head, need, task.name)
@@ -200,6 +204,9 @@ def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
   key = _key(head, need)
   written = {key(label): label for label in need.labels}
   return tuple(written.get(key(label), label) for label in head.labels) or need.labels
+
+
+_OF_TEXTS = ("class", "choice", "score")  # kinds of heads that read a whole text
 
 
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
