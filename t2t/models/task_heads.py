@@ -226,14 +226,17 @@ def concat_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
   Source: concat pooling of ULMFiT (Howard & Ruder 2018, section 3.3).
   """
 
+  tolerance = max(16 * jnp.finfo(jnp.float32).eps, 2 * jnp.finfo(hidden.dtype).eps)
+
   def of_row(x: jax.Array, segments: jax.Array) -> jax.Array:
     x, real = x.astype(jnp.float32), (segments > 0)[:, None]
     options = {"segment_ids": segments, "num_segments": len(segments) + 1}
     ends = jax.ops.segment_max(jnp.arange(len(segments)), **options)[segments]
-    # A segment's maximum has no derivative in JAX; equal maxima share the gradient, as in `jnp.max`.
+    # A segment's maximum has no derivative in JAX; equal maxima share the gradient, as in `jnp.max`. A compiler may
+    # compute `x` again and round differently, so equal is within a few roundings.
     most = jax.ops.segment_max(jax.lax.stop_gradient(x), **options)[segments]
-    is_most = (x == most).astype(jnp.float32)
-    shares = is_most / jax.ops.segment_sum(is_most, **options)[segments]
+    is_most = (x >= most - tolerance * (1.0 + jnp.abs(most))).astype(jnp.float32)
+    shares = is_most / jnp.maximum(jax.ops.segment_sum(is_most, **options), 1.0)[segments]
     through = jax.ops.segment_sum(x * shares, **options)[segments]
     largest = jax.lax.stop_gradient(most - through) + through
     return jnp.where(real, jnp.concatenate([x[ends], largest], axis=-1), 0.0)
