@@ -126,7 +126,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      30,
+      12,
       "A tiny ModernBERT, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
       "documentation; the package of a docstring out of nine, 200 steps of 16 examples with every number of labels.",
     ),
