@@ -18,7 +18,6 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import (
   batch_iterator,
   example_windows,
-  file_task,
   objectives,
   raw_text,
   sources,
@@ -324,7 +323,7 @@ class Text(RunSource):
         "config.data.labels=auto."
       )
     vocabulary = self.vocabulary()
-    return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))
+    return _guarded(data, load("t2t.data.file_task:make")(data, self.make_source(), vocabulary, where=self.where))
 
   def registered(self) -> task_resolution.Provider:
     """Returns the mixture beside the text, for `t2t eval`."""
@@ -388,7 +387,7 @@ class TextFiles(Text):
     return bool(data.files)
 
   def make_source(self) -> seqio.DataSource:
-    return file_task.source(self.data, where=self.where)
+    return load("t2t.data.file_task:source")(self.data, where=self.where)
 
   def _scan(self, key: str = "files", where: str = "config.data.files") -> file_validation.Scan:
     files = text_files.find_files(getattr(self.data, key))
