@@ -17,6 +17,7 @@ from t2t import losses, sharding
 from t2t.configs import default
 from t2t.configuration.loading import config_names, load_config, records
 from t2t.configuration.schema import OPTIONAL, SECTIONS, OptimizerConfig, keys
+from t2t.contrib.static import glove, negative_sampling
 from t2t.losses import contrastive, head_losses
 from t2t.models import architecture
 from t2t.models.config import TransformerConfig
@@ -257,6 +258,10 @@ def first_losses(model_config, loss, optimizer_config):
   found = []
   for _ in range(3):
     batch = toy.batch((8,) * 8, (6,) * 8, architecture=model_config.architecture)
+    if isinstance(loss, negative_sampling.NegativeSampling):
+      batch |= {"encoder_windows": jnp.full((8, 8), 2)}
+    if isinstance(loss, glove.GloVe):
+      batch |= {"encoder_pair_counts": jax.lax.bitcast_convert_type(jnp.full((8, 8), 9.0), jnp.int32)}
     if isinstance(loss, contrastive.Contrastive):  # two texts in each row
       batch |= {"encoder_segment_ids": jnp.tile(jnp.repeat(jnp.array([1, 2]), 4), (8, 1))}
     if isinstance(loss, head_losses.HeadLosses):  # labels of the first head at the first position
@@ -281,6 +286,7 @@ def at_toy_size(config):
   config.train.z_loss, config.train.logits_chunk_tokens = 1e-4, 256
   # Features that a family does not have stay off at toy size.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
+  toys |= dict(subword_buckets=50)
   toys |= dict(encoder_embed_dim=24, encoder_num_heads=2, encoder_num_kv_heads=1, encoder_mlp_dim=20)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   if "electra" in config:

@@ -36,7 +36,7 @@ WEIGHTED = [
   "next_token",
 ]  # and every encoder objective
 WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
-WITHOUT_NOISE += ["translation", "translation_ranking"]
+WITHOUT_NOISE += ["translation", "translation_ranking", "glove"]
 PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
 
 
@@ -383,6 +383,8 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
   records = {"text": texts, "entities": np.tile([[[0, 1]]], (len(texts), 1, 1))}
   if objective.parallel:
     records = {"first": texts, "second": texts[::-1]}
+  if objective.counted:
+    records = {"text": [" ".join(f"{3 + i % 50} {3 + i * i % 50} {1 + i}" for i in range(len(text))) for text in texts]}
   vocabulary = vocabularies.load("bytes", extra_ids=40)
   # Extra room shows the preprocessors' output untrimmed.
   task = seqio.Task(
@@ -509,6 +511,7 @@ def test_which_objective_fits_which_architecture():
     "same_text_twice",
     "skip_gram",
     "cbow",
+    "glove",
   }
 
 
