@@ -139,12 +139,8 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
     return config
   from t2t.data import head_examples
 
-  needed_heads = head_examples.heads_of(
-    task_resolution.tasks_of(pipeline.adapted(data, provider)),
-    model,
-    pipeline.vocabulary(data),
-    reads=config.train.head_reads,
-  )
+  tasks, reads = task_resolution.tasks_of(pipeline.adapted(data, provider)), config.train.head_reads
+  needed_heads = head_examples.heads_of(tasks, model, pipeline.vocabulary(data), reads=reads)
   # Other heads with answers would not be asked.
   other_heads = (head for head in model.heads if head.kind not in ASKED_HEADS)
   return config.with_(model={"heads": (*other_heads, *needed_heads)})

@@ -322,12 +322,7 @@ def _sections(config: Config) -> Iterator[str]:
       config.optimizer.average == "lawa",
       "config.optimizer.average is not lawa",
     ),
-    (
-      "train",
-      ("head_reads",),
-      losses.answered_by_heads(config.train.loss),
-      f"config.train.loss={config.train.loss} trains no heads of tasks",
-    ),
+    ("train", ("head_reads",), losses.answered_by_heads(config.train.loss), f"config.train.loss={config.train.loss}"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone generates no text"),
     (

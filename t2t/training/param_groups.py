@@ -24,7 +24,7 @@ from t2t.param_tree import check_pattern, matches, stack_of
 from t2t.runtime import lazy_table
 
 _KEY = "config.optimizer.param_groups"
-EPOCH = "epoch"  # value of `unfreeze_every`
+EPOCH = "epoch"  # value of `unfreeze_every`, which `data.train_data` replaces by the steps of an epoch
 
 
 def _number(low: float, high: float = math.inf, *, kind: type = float) -> Callable[[str], float]:
@@ -37,11 +37,6 @@ def _number(low: float, high: float = math.inf, *, kind: type = float) -> Callab
   return read
 
 
-def _steps_or_epoch(text: str) -> int | str:
-  """Parses a number of steps; "epoch" is resolved with the data (`data.train_data`)."""
-  return EPOCH if text == EPOCH else int(_number(1, kind=int)(text))
-
-
 def _choice(*names: str) -> Callable[[str], str]:
   def read(text: str) -> str:
     if text not in names:
@@ -51,6 +46,7 @@ def _choice(*names: str) -> Callable[[str], str]:
   return read
 
 
+_steps_or_epoch = lambda text: EPOCH if text == EPOCH else _number(1, kind=int)(text)
 _DTYPES = ("bfloat16", "float32")
 SETTLED_RATE = 0.1  # of layers after their steps of `settle_every`, as in MobileBERT's code
 
@@ -61,10 +57,7 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
   "rate": (_number(1e-30), "a factor on the learning rate, above 0; use frozen to disable training"),
   "depth": (_number(1e-30, 1.0), "a factor on the rate for each layer from the top, above 0, at most 1"),
   "from_step": (_number(0, kind=int), "the step, a whole number, of the first update"),
-  "unfreeze_every": (
-    _steps_or_epoch,
-    "steps, a whole number, or epoch, after which the next layer from the top is trained",
-  ),
+  "unfreeze_every": (_steps_or_epoch, "steps, a whole number, or epoch, until the next layer from the top is trained"),
   "settle_every": (
     _number(1, kind=int),
     "steps, a whole number, after which the next layer from the bottom settles",
