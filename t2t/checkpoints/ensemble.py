@@ -9,6 +9,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.models import adapters as adapters_lib
 from t2t.models import ensemble
+from t2t.param_tree import Params
 
 
 def check(sources: Sequence[pretrained.Source]) -> None:
@@ -31,7 +32,7 @@ def check(sources: Sequence[pretrained.Source]) -> None:
         f"--checkpoint {source.name} has separate parameters for each task, which an ensemble does not select. Give "
         "one checkpoint."
       )
-  vocabulary = pretrained.vocabulary(first) if others else None
+  vocabulary = pretrained.vocabulary(first)
   for source in others:
     pair = f"--checkpoint {first.name},{source.name}"
     for fact, read in _FACTS.items():
@@ -74,5 +75,5 @@ def _joined(models: Sequence[pretrained.PretrainedModel]) -> pretrained.Pretrain
   shapes = [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.params) for model in models]
   members = [nnx.merge(model.graphdef, x) for model, x in zip(models, shapes, strict=True)]
   graphdef, _ = nnx.split(ensemble.EnsembleModel(members), graph=False)
-  params = {ensemble.member_name(number): model.params for number, model in enumerate(models)}
+  params: Params = {ensemble.member_name(number): model.params for number, model in enumerate(models)}
   return pretrained.PretrainedModel(models[0].config, graphdef, params)

@@ -8,6 +8,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from t2t.models import transformer
 from t2t.models.architecture import Batch
 
 
@@ -16,7 +17,7 @@ from t2t.models.architecture import Batch
 class EnsembleState:
   """State of decoding: that of each member, see `transformer.DecodeState`."""
 
-  members: tuple[Any, ...]
+  members: tuple[transformer.DecodeState, ...]
 
   def follow(self, parents: jax.Array) -> "EnsembleState":
     """Returns the state in which each beam continues another beam, `parents` int [batch, beams]."""
@@ -43,28 +44,28 @@ class EnsembleModel(nnx.Module):
     members: with one architecture, vocabulary and dtype.
   """
 
-  def __init__(self, members: Sequence[nnx.Module]):
+  def __init__(self, members: Sequence[transformer.Transformer]):
     self.number, self.config = len(members), members[0].config
     for number, model in enumerate(members):
       setattr(self, member_name(number), model)
 
-  def member(self, number: int) -> Any:
+  def member(self, number: int) -> transformer.Transformer:
     """Returns one of the models."""
     return getattr(self, member_name(number))
 
   @property
-  def members(self) -> list[Any]:
+  def _members(self) -> list[Any]:
     return [self.member(number) for number in range(self.number)]
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """Returns [batch, length, sum of the members' widths]."""
-    return jnp.concatenate([model(batch, dropout_key=dropout_key) for model in self.members], axis=-1)
+    return jnp.concatenate([model(batch, dropout_key=dropout_key) for model in self._members], axis=-1)
 
   def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
     """Returns a function from joined hidden states to the logarithm of the mean probabilities, float32 [..., vocab]."""
-    functions = [model.logits_fn() for model in self.members]
+    functions = [model.logits_fn() for model in self._members]
     ends, end = [], 0
-    for model in self.members[:-1]:
+    for model in self._members[:-1]:
       end += model.config.of_stack(model.config.kind.predicts).embed_dim
       ends.append(end)
 
@@ -81,13 +82,13 @@ class EnsembleModel(nnx.Module):
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, EnsembleState]:
     """Starts decoding of each member; see `transformer.DecoderOnly.start_decode`."""
     tokens, states = zip(
-      *(model.start_decode(batch, max_length, num_beams=num_beams) for model in self.members), strict=True
+      *(model.start_decode(batch, max_length, num_beams=num_beams) for model in self._members), strict=True
     )
     return tokens[0], EnsembleState(states)
 
   def ready(self, state: EnsembleState) -> EnsembleState:
     """Prepares the members' weights for many steps."""
-    return EnsembleState(tuple(model.ready(x) for model, x in zip(self.members, state.members, strict=True)))
+    return EnsembleState(tuple(model.ready(x) for model, x in zip(self._members, state.members, strict=True)))
 
   def decode_step(self, tokens: jax.Array, state: EnsembleState) -> tuple[jax.Array, EnsembleState]:
     """Returns the logarithm of the mean probabilities of the next token, and the state.
@@ -96,7 +97,7 @@ class EnsembleModel(nnx.Module):
       tokens: int [batch], or [batch, beams].
       state: result of `ready` or of the step before.
     """
-    steps = [model.decode_step(tokens, x) for model, x in zip(self.members, state.members, strict=True)]
+    steps = [model.decode_step(tokens, x) for model, x in zip(self._members, state.members, strict=True)]
     return mean_log_probabilities([logits for logits, _ in steps]), EnsembleState(tuple(x for _, x in steps))
 
 
