@@ -10,14 +10,18 @@ Expect a held-out loss well below the unigram model's. Among the masked language
 it, because learned positions take more steps to become useful.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from t2t.configs import deberta_v3, default, electra, simcse, spanbert, word2vec
 from t2t.models import bert_variants, diffusion_presets, presets
+from t2t.runtime import lazy_table
 
 _XLNET_MEMORY = {"memory_length": 384, "memory_reuse": 256}  # of configs/xlnet.py
-# name -> (fields of its family, objective, lengths of inputs and targets, whether to pack)
-_FAMILIES = {
+# name -> (fields of its family, or their function in an optional package; objective, lengths of inputs and targets,
+# whether to pack)
+_FAMILIES: dict[str | None, tuple[Any, str, tuple[int, int], bool]] = {
   None: (presets.t5_1_1("small"), "span_corruption", (64, 14), False),
   "t5": (presets.t5_1_1("small"), "span_corruption", (128, 34), False),
   "bert": (presets.bert("base"), "masked_lm", (128, 128), False),
@@ -53,6 +57,8 @@ _FAMILIES = {
   "nezha": (bert_variants.nezha("base"), "whole_word_masked_lm", (128, 128), False),
   "skip_gram": (word2vec.fields(), "skip_gram", (128, 128), False),
   "cbow": (word2vec.fields(), "cbow", (128, 128), False),
+  "lstm": ("t2t.contrib.recurrent.presets:tiny_lstm", "causal_lm", (64, 64), False),
+  "qrnn": ("t2t.contrib.recurrent.presets:tiny_qrnn", "causal_lm", (64, 64), False),
 }
 SIZES = tuple(_FAMILIES)
 # Families that keep 0.02, with which the results in docs/ were measured.
@@ -66,6 +72,7 @@ _SHRUNK = {
   "memory_length": 96,
   "memory_reuse": 64,
   "moe_experts": 4,
+  "recurrent_hidden": 256,
   "relative_position_buckets": 32,
 }
 
@@ -73,6 +80,7 @@ _SHRUNK = {
 def get_config(family: str | None = None) -> ConfigDict:
   """Returns the config for one of SIZES."""
   fields, objective, lengths, pack = _FAMILIES[family]
+  fields = lazy_table.load(fields)() if isinstance(fields, str) else fields
   config = default.get_config()
   config.model.update(fields)
   config.model.update(
@@ -110,7 +118,7 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.checkpoint.save_interval_steps = 250
   if family is None:
     _most_in_four_minutes(config)
-  if config.model.memory_length:
+  if config.model.memory_length or config.model.recurrent_carry:
     config.data.continuous_rows = True
     config.data.num_streams = 1
   if family == "deberta_v3":

@@ -228,8 +228,9 @@ def test_hooks_have_the_versions_of_the_lock():
 
 
 CONFIGS = config_names()
-# Published widths that few axes divide: 410.
-NARROW_MESHES = {"transformer_xl_wt103_base": {"data": 2, "fsdp": 2, "tensor": 2}}
+# Published widths that few axes divide: 410 and 1,150.
+NARROW = ("transformer_xl_wt103_base", "awd_lstm_ptb", "awd_lstm_wikitext2", "awd_lstm_ulmfit")
+NARROW_MESHES = dict.fromkeys(NARROW, {"data": 2, "fsdp": 2, "tensor": 2})
 
 
 @pytest.mark.exhaustive_from(10)
@@ -278,6 +279,7 @@ def at_toy_size(config):
   fields = config.model.to_dict() | dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
   # Dropout would decide which loss is lower after few steps; the other values change no program.
   fields |= dict(dropout_rate=0.0, remat="none", dtype="float32", init_scale=0.1, norm_epsilon=1e-6)
+  fields |= dict(embedding_dropout=0.0, recurrent_dropout=0.0, recurrent_weight_dropout=0.0)
   fields["moe_every"] = min(fields["moe_every"], 2)  # divides the two layers
   fields["moe_first"] = min(fields["moe_first"], fields["moe_every"] - 1)
   fields |= {key: 10_000.0 for key in ("rotary_base", "local_rotary_base") if fields[key]}
@@ -287,6 +289,7 @@ def at_toy_size(config):
   # Features that a family does not have stay off at toy size.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
   toys |= dict(subword_buckets=50)
+  toys |= dict(recurrent_hidden=24)
   toys |= dict(encoder_embed_dim=24, encoder_num_heads=2, encoder_num_kv_heads=1, encoder_mlp_dim=20)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   if "electra" in config:

@@ -19,6 +19,7 @@ FLOORS = (
   "param_tree",
   "sharding",
   "models",
+  "contrib",
   "feature_spec",
   "configuration.section_keys",
   "configuration.schema",

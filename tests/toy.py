@@ -51,6 +51,8 @@ _UNIVERSAL = dict(recurrence="universal", share_layers=True, positions="none", h
 _MOBILE = dict(norm="affine", logits_norm="layer", embedding="trigram", embedding_dim=6, output_embedding_dim=16)
 _MOBILE |= dict(block="bottleneck", bottleneck_dim=8, mlp_activation="relu")
 
+_RECURRENT = dict(block="recurrent", positions="none")
+_ELMO = dict(feed_forward="lstm", recurrent_hidden=24, recurrent_projection=True, recurrent_residual=True)
 _MOE = dict(feed_forward="moe", moe_experts=4)
 _XL = dict(positions="relative_xl", scale_attention=True, attention_biases=False)
 _XLNET = dict(segment_types=0, logits_transform=False, embedding_norm=False, max_length=0)
@@ -165,6 +167,10 @@ KINDS: dict[str, TransformerConfig] = {
   "mixtral": decoder(
     mlp_activation="gated_silu", moe_experts_per_token=2, moe_normalize_gates=True, **(_MOE | _ROTARY)
   ),
+  "awd_lstm": decoder(feed_forward="lstm", recurrent_hidden=24, tied_logits=True, **_RECURRENT),
+  "awd_qrnn": decoder(feed_forward="qrnn", recurrent_hidden=24, **_RECURRENT),
+  "elmo_lm": decoder(recurrent_clip=3.0, **(_ELMO | _RECURRENT)),
+  "bilstm": encoder(**(_ELMO | _RECURRENT)),
   "moe_bert": encoder(moe_experts_per_token=2, moe_every=3, moe_capacity_factor=2.0, **(_MOE | _BERT)),
 }
 

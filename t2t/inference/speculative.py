@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from t2t import UserError, sharding
 from t2t.inference import decoding
 from t2t.inference.decoders import Autoregressive
-from t2t.models import transformer
+from t2t.models import multi_token, transformer
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 
@@ -43,7 +43,7 @@ def _extend(model: nnx.Module, draft: _Draft, config: decoding.DecodeConfig, eos
   """Runs the next token and its drafts, and accepts the drafts that every unfinished row can accept."""
   number = draft.block.shape[1]
   start = draft.state.position
-  states, state = model.extend(draft.block, draft.state)
+  states, state = multi_token.extend(model, draft.block, draft.state)
   logits = sharding.shard(draft.state.logits_fn(states[0]), "batch", "length", "vocab")
   places = draft.position + jnp.arange(number)
   allowed = decoding.allowed_logits(logits, places[None, :, None], config, eos_id)

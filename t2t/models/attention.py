@@ -37,6 +37,11 @@ class KVCache:
     update = lambda old, new: written(old, new.astype(old.dtype), index, 2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
+  def follow(self, parents: jax.Array) -> "KVCache":
+    """Returns the cache in which each beam continues another beam: this one, because `ancestors` selects keys."""
+    del parents
+    return self
+
   def behind(self, front: "KVCache") -> "KVCache":
     """Prepends a prefix common to all rows, [kv heads, few, kv]; both may have a leading axis of layers."""
 

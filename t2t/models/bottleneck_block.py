@@ -1,7 +1,7 @@
 """MobileBERT's block: narrow attention and several feed-forward layers between two projections (Sun et al. 2020)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -93,6 +93,8 @@ class BottleneckBlock(nnx.Module):
   Raises:
     UserError: other fields of the config do not fit.
   """
+
+  is_recurrent: ClassVar[bool] = False
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
     _check(config, cross=cross or only_cross)

@@ -49,6 +49,7 @@ BLOCKS: LazyTable[Any] = LazyTable(
     "transformer": "t2t.models.stack:Layer",
     "bottleneck": "t2t.models.bottleneck_block:BottleneckBlock",
     "none": "t2t.contrib.static.no_layers:NoLayer",
+    "recurrent": "t2t.contrib.recurrent.block:RecurrentBlock",
   }
 )
 # config.model.recurrence -> a `stack.Recurrence`
@@ -63,8 +64,21 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
     "subword": "t2t.contrib.static.subwords:SubwordEmbed",
   }
 )
+# Layers of recurrent blocks; the first, inner and last ones of a stack differ.
+_RECURRENT = {
+  f"{cell}_{place}".strip("_"): f"t2t.contrib.recurrent.layer:{cell.title()}{place.title()}"
+  for cell in ("lstm", "qrnn")
+  for place in ("", "first", "inner", "last")
+}
+_OF_RECURRENT = re.compile("recurrent_|embedding_dropout").match
 # config.model.feed_forward -> a `feed_forward.FeedForward`
-FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp", "moe": "t2t.models.moe:Moe"})
+FEED_FORWARD: LazyTable[Any] = LazyTable(
+  {
+    "dense": "t2t.models.feed_forward:Mlp",
+    "moe": "t2t.models.moe:Moe",
+    **_RECURRENT,
+  }
+)
 # config.model.attention -> a subclass of `attention.Attention`, for self-attention
 ATTENTIONS: LazyTable[Any] = LazyTable(
   {
@@ -129,6 +143,7 @@ _MAY_BE_ZERO = (
   "lsh_buckets",
   "feed_forward_chunk",
   "subword_buckets",
+  "recurrent_hidden",
 )
 
 
@@ -349,8 +364,8 @@ class TransformerConfig:
   lsh_every: int = 2  # lsh: the last of n layers hashes, the others attend to neighbouring chunks; 1: all hash
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
-  #: transformer, bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT)
-  #: or none (states are the vectors of tokens, word2vec)
+  #: transformer, bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT), recurrent
+  #: (a layer with a state, without attention and norms, AWD-LSTM) or none (states are the vectors of tokens, word2vec)
   block: str = "transformer"
   bottleneck_dim: int = 0  # width of the narrow part of a bottleneck block, such as 128
   #: bottleneck block: attention reads only the narrow input (MobileBERT tiny); False: queries and keys share another
@@ -368,7 +383,9 @@ class TransformerConfig:
   beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
   qkv_biases: bool = False  # biases in the projections of queries, keys and values, without other biases (Qwen 2)
   attention_biases: bool = True  # with biases: also in the projections of attention
-  feed_forward: str = "dense"  # the layers' second branch: dense (one MLP) or moe (mixture of experts)
+  #: the layers' second branch: dense (one MLP) or moe (mixture of experts); with block=recurrent the layer: lstm, or
+  #: qrnn (convolutions of two positions and a pooling)
+  feed_forward: str = "dense"
   feed_forward_chunk: int = 0  # positions that the MLP computes at once, which saves memory; 0: all
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...
   moe_experts: int = 0  # number of experts of a layer
@@ -381,6 +398,16 @@ class TransformerConfig:
   moe_balance_loss: float = 0.0  # coefficient of the loss for balanced experts (Switch 0.01)
   moe_z_loss: float = 0.0  # coefficient of the squared log-sum-exp of the router's logits (ST-MoE 0.001)
   moe_jitter: float = 0.0  # in training the router's input is multiplied by 1 - jitter to 1 + jitter (Switch 0.01)
+  recurrent_hidden: int = 0  # block=recurrent: units of all layers except the last (AWD-LSTM 1150); 0: embed_dim
+  recurrent_projection: bool = False  # lstm: a projection of each layer's output to embed_dim features (ELMo)
+  recurrent_residual: bool = False  # block=recurrent: residual sums of all layers except the first (ELMo)
+  recurrent_clip: float = 0.0  # lstm: largest absolute value of cells and projections (ELMo 3); 0: no limit
+  #: block=recurrent: the state after a row enters the next, for rows that continue (truncated back-propagation)
+  recurrent_carry: bool = False
+  recurrent_dropout: float = 0.0  # block=recurrent: dropout rate between layers (AWD-LSTM 0.3)
+  recurrent_weight_dropout: float = 0.0  # dropout rate of an LSTM's recurrent or a QRNN's input matrix (AWD-LSTM 0.5)
+  recurrent_size_loss: float = 0.0  # coefficient of the last layer's mean square (AWD-LSTM 2)
+  recurrent_change_loss: float = 0.0  # coefficient of the mean square of its change between positions (AWD-LSTM 1)
   share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
   #: loop over the shared layer: universal (signals of positions and steps before each step, Universal Transformer); "":
   #: none
@@ -411,6 +438,7 @@ class TransformerConfig:
   #: width of the output embedding (RemBERT); with tied logits, features beyond the tied ones are separate
   #: (MobileBERT); 0: the embedding's width
   output_embedding_dim: int = 0
+  embedding_dropout: float = 0.0  # decoder_only: rate of tokens whose embedding is zero in a whole step (AWD-LSTM)
   embedding_norm: bool = False  # a norm after the embedding (BERT)
   #: a trained difference, from 0, added to the token embedding, which then has no other gradient from this input: in
   #: ELECTRA only the generator trains the shared embedding (DeBERTa v3)
@@ -680,7 +708,7 @@ class TransformerConfig:
     if self.attention_block not in (0, 128, 256, 512, 1024, 2048):
       # Larger blocks do not fit in any TPU core's memory.
       raise UserError(f"config.model.attention_block={self.attention_block}: must be 128, 256, 512, 1024, 2048, or 0")
-    for name in ("dropout_rate", "layer_drop"):
+    for name in ("dropout_rate", "layer_drop", "embedding_dropout", "recurrent_dropout", "recurrent_weight_dropout"):
       if not 0.0 <= getattr(self, name) < 1.0:
         raise UserError(f"config.model.{name}={getattr(self, name)}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:
@@ -700,8 +728,9 @@ class TransformerConfig:
     if self.block_length:
       load("t2t.models.text_blocks:check")(self)
     self._check_feed_forward()
+    self._check_recurrent()
     # Config files and config.json contain dicts.
-    object.__setattr__(self, "heads", tuple(_head(head) for head in self.heads))
+    object.__setattr__(self, "heads", tuple(as_head(head) for head in self.heads))
     names = [head.name for head in self.heads]
     if len(set(names)) < len(names):
       raise UserError(f"config.model.heads: the names {', '.join(names)} are not unique. Rename a head.")
@@ -846,6 +875,12 @@ class TransformerConfig:
           f"{self.feed_forward}. Set --config.model.feed_forward={layer}, or config.model.{field.name}={field.default}."
         )
 
+  def _check_recurrent(self) -> None:
+    """Checks settings of recurrent blocks by their package, which is imported only if a config names it."""
+    changed = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
+    if "recurrent" in self.block or self.feed_forward in _RECURRENT or any(map(_OF_RECURRENT, changed)):
+      load("t2t.contrib.recurrent.checks:check")(self, changed)
+
   def _check_attention(self) -> None:
     if self.num_heads % self.kv_heads:
       works = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
@@ -897,7 +932,8 @@ ENCODER_FIELDS = tuple(
 )
 
 
-def _head(head: HeadConfig | Mapping) -> HeadConfig:
+def as_head(head: HeadConfig | Mapping) -> HeadConfig:
+  """Returns a head, which config files have as a dict."""
   if isinstance(head, HeadConfig):
     return head
   known = [field.name for field in dataclasses.fields(HeadConfig)]

@@ -52,6 +52,8 @@ def model_flops(
 def _stack_multiply_adds(config: TransformerConfig, num_layers: int, length: int, *, predicted: float) -> float:
   """Returns the multiply-adds of the layers of one stack for a row, without cross-attention and positions."""
   block = config.block_class.multiply_adds(config)
+  if config.block_class.is_recurrent:
+    return num_layers * block * length
   block += RECURRENCES[config.recurrence_row].multiply_adds(config) if config.recurrence_row else 0
   keys = 2 * config.embed_dim * config.kv_heads * config.head_dim  # and values
   # Two streams have queries and feed-forward layers each, and keys in common; keys include those of a memory.

@@ -5,7 +5,7 @@ those of the memory, then of the row. No gradient enters the memory. A state of 
 at padding, and before a row that begins a text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -77,17 +77,20 @@ def pushed(states: jax.Array, x: jax.Array, real: jax.Array | None, *, reuse: in
   return jax.lax.stop_gradient(joined[:, -states.shape[1] :])
 
 
-def of_row(states: Mapping[str, jax.Array], continues: jax.Array | None) -> dict[str, jax.Array]:
-  """Empties the memory of rows that continue no text.
+def of_row(
+  states: Mapping[str, jax.Array], continues: jax.Array | None, of_text: Collection[str] = (NAME,)
+) -> dict[str, jax.Array]:
+  """Empties the states of rows that continue no text.
 
   Args:
     states: name -> [layers, batch, ...], carried states.
     continues: int [batch, 1], 1 if a row continues the same row of the previous batch; None: all do.
+    of_text: names of the states that belong to a text.
   """
-  if continues is None or NAME not in states:
+  if continues is None:
     return dict(states)
-  kept = continues.reshape(1, -1, 1, 1) > 0
-  return {**states, NAME: jnp.where(kept, states[NAME], 0)}
+  kept = lambda x: continues.reshape(1, -1, *[1] * (x.ndim - 2)) > 0
+  return {name: jnp.where(kept(x), x, 0) if name in of_text else x for name, x in states.items()}
 
 
 def split(states: Mapping[str, jax.Array]) -> tuple[jax.Array | None, Mapping[str, jax.Array] | None]:

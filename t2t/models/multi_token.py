@@ -5,9 +5,10 @@ import dataclasses
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.models import attention, layers, remat
+from t2t.models import attention, layers, remat, transformer
 from t2t.models import positions as positions_lib
 from t2t.models.auxiliary import Auxiliary, Hidden, Term
 from t2t.models.config import TransformerConfig
@@ -128,3 +129,38 @@ class FutureLayers(nnx.Module):
     if config.remat != "none":
       run = jax.checkpoint(run, policy=remat.policy(config.remat, config.quantization), prevent_cse=False)
     return jax.lax.scan(run, None, (self.layers, cache, None if keys is None else keys.T))[1]
+
+
+def extend(
+  model: transformer.DecoderOnly, tokens: jax.Array, state: transformer.DecodeState
+) -> tuple[jax.Array, transformer.DecodeState]:
+  """Runs several tokens of each row at once, without beams.
+
+  The position of the returned state is the first token's. Set `position` to the number of tokens to keep: keys after
+  it are overwritten by the next call.
+
+  Args:
+    model: has layers that predict later tokens.
+    tokens: int [batch, number].
+    state: result of `start_decode` with `with_future`.
+
+  Returns:
+    States after each token, [1 + future tokens, batch, number, embed], first those for the next token; and the
+    updated state.
+  """
+  assert model.future is not None
+  positions = state.position + jnp.arange(tokens.shape[1])
+  positions = positions[None] - (0 if state.padding is None else state.padding[:, None])
+  segments = None if state.segments is None else jnp.ones_like(tokens)
+  mask = AttentionMask(segments, state.segments, query_offset=state.position, causal=True)
+  x, cache, aux = model.decoder(
+    model.embed(tokens, positions=jnp.broadcast_to(positions, tokens.shape)),
+    mask=mask,
+    weights=state.weights,
+    cache=state.cache,
+    tasks=state.tasks,
+    keep_cache=True,
+  )
+  assert isinstance(cache, attention.KVCache | tuple)  # because of `keep_cache`
+  states, future = model.future(model.decoder, aux.states["last_input"], mask=mask, cache=state.future)
+  return jnp.concatenate([x[None], states]), dataclasses.replace(state, cache=cache, future=future)

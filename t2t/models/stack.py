@@ -88,7 +88,11 @@ class Layer(nnx.Module):
 
   With `only_cross` it has just a cross-attention, and another layer has the rest (see `__call__`). A stack of layers
   with different feed-forward layers sets `mlp` itself.
+
+  is_recurrent: whether the block has states instead of attention, and no norms.
   """
+
+  is_recurrent: ClassVar[bool] = False
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
     self.dropout_rate = config.dropout_rate
@@ -319,7 +323,8 @@ class Stack(nnx.Module):
     self.beside_first: BesideFirst | None = None if beside_first is None else beside_first(config, rngs)
     if len(config.feed_forward_pattern) > 1 and not only_cross:
       self.own_layers.mlp = nnx.data(Alternating(config, rngs, num_layers=num_layers))
-    self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
+    has_norm = not (config.post_norm or config.block_class.is_recurrent)
+    self.norm = layers.Norm(config, config.embed_dim) if has_norm else None
     row = config.recurrence_row
     self.recurrence: Recurrence | None = RECURRENCES[row](config, rngs, num_layers=num_layers) if row else None
     # Parts of the embedding that the other stack does not have.
@@ -560,8 +565,8 @@ class Stack(nnx.Module):
       grouped = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), layer_inputs)
       unroll = unrolled(groups, -(-self.config.unroll // size))
       x, (cached, states, aux) = jax.lax.scan(_in_groups(run, size), x, grouped, unroll=unroll)
-      ungrouped = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (cached, states))
-      return x, (*ungrouped, aux)
+      cached, states, of_aux = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (cached, states, dict(aux.states)))
+      return x, (cached, states, dataclasses.replace(aux, states=of_aux))
     outputs = []
     for index in range(self.num_layers):
       x, output = run(x, {name: None if part is None else part[index] for name, part in layer_inputs.items()})

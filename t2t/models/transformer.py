@@ -46,7 +46,7 @@ class DecodeState:
   ancestors: see `AttentionMask`; None: no beams.
   tasks: int [batch, 1], see `Stack`; None: the model does not read task ids.
   weights, logits_fn: the decoder's weights and head as prepared by `ready` for many steps; None: not prepared.
-  future: keys and values of the layers that predict later tokens, see `DecoderOnly.extend`; None: they do not run.
+  future: keys and values of the layers that predict later tokens, see `multi_token.extend`; None: they do not run.
   """
 
   cache: Caches
@@ -69,11 +69,13 @@ class DecodeState:
   def follow(self, parents: jax.Array) -> "DecodeState":
     """Returns the state in which each beam continues another beam, `parents` int [batch, beams].
 
-    Only `ancestors` is permuted; keys and values stay in place.
+    Of keys and values only `ancestors` is permuted; they stay in place.
     """
-    if self.ancestors is None:
-      return self
-    return dataclasses.replace(self, ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1))
+    is_cache = lambda x: isinstance(x, attention.KVCache)
+    cache = jax.tree.map(lambda x: x.follow(parents), self.cache, is_leaf=is_cache)
+    old = self.ancestors
+    ancestors = None if old is None else jnp.take_along_axis(old, parents[..., None], axis=1)
+    return dataclasses.replace(self, cache=cache, ancestors=ancestors)
 
 
 def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
@@ -216,7 +218,8 @@ class _Transformer(nnx.Module):
       return states
     from t2t.models import layer_memory  # few models carry states
 
-    return layer_memory.of_row(states, batch.get(f"{side}_continues"))
+    of_text = [name for name, state in layer_memory.carried(self.config).items() if state.evaluated]
+    return layer_memory.of_row(states, batch.get(f"{side}_continues"), of_text)
 
   def _types(self, batch: Batch) -> jax.Array | None:
     """Returns the segment type of each encoder token; None: type 0 everywhere, as in all generated text."""
@@ -433,6 +436,8 @@ class DecoderOnly(_Transformer):
     tokens = batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
     x = self.embed(tokens, positions=places, perturbation=batch.get("decoder_perturbation"))
+    if self.config.embedding_dropout and options.get("dropout_key") is not None:
+      x = load("t2t.contrib.recurrent.words:drop_tokens")(x, tokens, self.config, options["dropout_key"])
     mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
     real = self._real(batch, "decoder", x.shape[1])
     beside = dict(tasks=batch.get("decoder_tasks"), real=real, carried=self._carried(batch, "decoder"))
@@ -469,6 +474,8 @@ class DecoderOnly(_Transformer):
     columns = jnp.arange(width)[None, :] - padding[:, None]
     tokens = jnp.take_along_axis(tokens, jnp.maximum(columns, 0), axis=1)
     real = (columns >= 0).astype(jnp.int32)
+    if self.config.block_class.is_recurrent:
+      return tokens[:, -1], load("t2t.contrib.recurrent.decoding:start")(self, tokens, real, num_beams)
     # The first step runs the prompt's last token again, to compute its logits, so the cache excludes it.
     room = max_length * num_beams
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
@@ -496,37 +503,6 @@ class DecoderOnly(_Transformer):
       tasks=_of_rows(batch),
       future=future,
     )
-
-  def extend(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-    """Runs several tokens of each row at once, without beams.
-
-    The position of the returned state is the first token's. Set `position` to the number of tokens to keep: keys after
-    it are overwritten by the next call.
-
-    Args:
-      tokens: int [batch, number].
-      state: result of `start_decode` with `with_future`.
-
-    Returns:
-      States after each token, [1 + future tokens, batch, number, embed], first those for the next token; and the
-      updated state.
-    """
-    assert self.future is not None
-    positions = state.position + jnp.arange(tokens.shape[1])
-    positions = positions[None] - (0 if state.padding is None else state.padding[:, None])
-    segments = None if state.segments is None else jnp.ones_like(tokens)
-    mask = AttentionMask(segments, state.segments, query_offset=state.position, causal=True)
-    x, cache, aux = self.decoder(
-      self.embed(tokens, positions=jnp.broadcast_to(positions, tokens.shape)),
-      mask=mask,
-      weights=state.weights,
-      cache=state.cache,
-      tasks=state.tasks,
-      keep_cache=True,
-    )
-    assert isinstance(cache, attention.KVCache | tuple)  # because of `keep_cache`
-    states, future = self.future(self.decoder, aux.states["last_input"], mask=mask, cache=state.future)
-    return jnp.concatenate([x[None], states]), dataclasses.replace(state, cache=cache, future=future)
 
 
 class EncoderOnly(_Transformer):

@@ -116,18 +116,20 @@ def check_continuous(config: Config) -> None:
   Raises:
     UserError: with both keys.
   """
-  data, length = config.data, config.model.memory_length
-  if length and data.is_named and not data.continuous_rows:
+  data, model = config.data, config.model
+  carries = model.memory_length or model.recurrent_carry
+  key, off = ("recurrent_carry", False) if model.block == "recurrent" else ("memory_length", 0)
+  if carries and data.is_named and not data.continuous_rows:
     raise UserError(
-      f"config.model.memory_length={length}: rows of shuffled text do not continue, so the memory would be of another "
-      "text. Set --config.data.continuous_rows=True, or --config.model.memory_length=0."
+      f"config.model.{key}={getattr(model, key)}: rows of shuffled text do not continue, so the memory would be of "
+      f"another text. Set --config.data.continuous_rows=True, or --config.model.{key}={off}."
     )
   if not data.continuous_rows:
     return
-  if not length:
+  if not carries:
     raise UserError(
-      "config.data.continuous_rows=True has no effect with config.model.memory_length=0. Set "
-      "--config.model.memory_length, or --config.data.continuous_rows=False."
+      f"config.data.continuous_rows=True has no effect with config.model.{key}={off}. Set --config.model.{key}, or "
+      "--config.data.continuous_rows=False."
     )
   for key in ("pack=True" if data.pack else "", data.mixed_by):
     if key:

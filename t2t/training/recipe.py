@@ -482,7 +482,8 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
       f"of {shards}."
     )
   model = config.model
-  for key in ("num_heads", "num_kv_heads", "encoder_num_heads", "encoder_num_kv_heads"):
+  has_heads = not model.block_class.is_recurrent
+  for key in ("num_heads", "num_kv_heads", "encoder_num_heads", "encoder_num_kv_heads") if has_heads else ():
     if (heads := getattr(model, key)) % mesh.shape["tensor"]:
       works = [n for n in range(1, heads + 1) if heads % n == 0]
       raise UserError(

@@ -28,10 +28,12 @@ WRITERS += [
   "prefix_lm",
   "learned_prefix_lm",
   "local_prefix_lm",
+  "awd_lstm",
+  "awd_qrnn",
 ]
 # T5 1.0 decodes like T5 1.1; the others differ from other kinds in layers and positions only.
 FORCED = ["t5_1_0", "disentangled_t5", "disentangled_gpt", "functional_t5", "functional_gpt", "switch", "mixtral"]
-FORCED += ["transformer_xl", "bottleneck_decoder", "universal", "universal_gpt", "t5gemma"]
+FORCED += ["transformer_xl", "bottleneck_decoder", "universal", "universal_gpt", "t5gemma", "elmo_lm"]
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -15,6 +15,7 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.inference import decoding, speculative
 from t2t.losses import multi_token
+from t2t.models import multi_token as multi_token_model
 from t2t.models import transformer
 from t2t.models.config import POSITIONS
 from t2t.models.masks import AttentionMask
@@ -157,7 +158,9 @@ def test_several_tokens_at_once_equal_a_forward_pass(positions):
   batch = {"decoder_input_tokens": jnp.asarray(tokens[:, :6] * is_prompt), "decoder_causal_attention": is_prompt}
   _, state = model.start_decode(batch, 8, with_future=True)
   drafts = np.stack([row[length - 1 : length + 3] for row, length in zip(tokens, prompts, strict=True)])
-  found = jax.jit(lambda drafts, state: model.extend(drafts, state)[0][0])(jnp.asarray(drafts), state)
+  found = jax.jit(lambda drafts, state: multi_token_model.extend(model, drafts, state)[0][0])(
+    jnp.asarray(drafts), state
+  )
   for row, length in enumerate(prompts):
     expected = model({"decoder_input_tokens": jnp.asarray(tokens[row : row + 1, : length + 3])})[0, length - 1 :]
     np.testing.assert_allclose(found[row], expected, atol=1e-4)

@@ -1,0 +1,1 @@
+"""Recurrent language models: LSTM and QRNN layers, AWD-LSTM, ELMo."""

@@ -1,0 +1,176 @@
+"""One direction of a recurrent layer: LSTM, also with a projection of the output, and QRNN.
+
+A state is two arrays of one width: the output and the cell of an LSTM, or the last input and the cell of a QRNN.
+Narrower values are padded with zeros, so that layers of different sizes have states of one shape. Columns of matrices
+with several gates are in the order of units, and of gates within a unit, so that a mesh splits them by units.
+"""
+
+from typing import ClassVar
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import sharding
+from t2t.models import layers
+from t2t.models.config import TransformerConfig
+
+State = tuple[jax.Array, jax.Array]  # float32 [batch, width] each
+
+
+def state_width(config: TransformerConfig) -> int:
+  """Returns the width of each array of a state, the largest of all layers."""
+  return max(config.embed_dim, config.recurrent_hidden)
+
+
+def _padded(x: jax.Array, width: int) -> jax.Array:
+  return jnp.pad(x.astype(jnp.float32), [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+
+
+class Cell(nnx.Module):
+  """Base class of one direction of a layer.
+
+  gates: number of values that the input's matrix computes for each unit.
+
+  Args:
+    config: shape of the model.
+    rngs: random keys of the initial values.
+    sizes: features of the input, units, and features of the output.
+  """
+
+  gates: ClassVar[int]
+  window: ClassVar[int] = 1  # positions of the input that a gate reads
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, sizes: tuple[int, int, int]):
+    inputs, units, _ = self.sizes = sizes
+    self.width = state_width(config)
+    self.gradient_dtype = config.gradient_dtype
+    self.weight_dropout = config.recurrent_weight_dropout
+    self.clip = config.recurrent_clip
+    self.scale = config.init_scale or (3 * units) ** -0.5  # as uniform values up to units ** -0.5
+    shape = (self.window * inputs, self.gates * units)
+    self.input = layers.param(rngs, shape, ("embed", "mlp"), scale=self.scale)
+    self.bias = nnx.Param(self._initial_bias(units), axes=("mlp",))
+
+  def _initial_bias(self, units: int) -> jax.Array:
+    raise NotImplementedError
+
+  def _by_gate(self, x: jax.Array) -> jax.Array:
+    """Returns the values of each gate, float32 [gates, ..., units], of [..., units * gates]."""
+    return jnp.moveaxis(x.astype(jnp.float32).reshape(*x.shape[:-1], -1, self.gates), -1, 0)
+
+  def _dropped(self, parameter: nnx.Param, key: jax.Array | None) -> jax.Array:
+    """Returns a matrix without a fraction of its entries, one mask for all rows and positions (DropConnect)."""
+    return layers.dropout(parameter[...], self.weight_dropout, key)
+
+  def __call__(
+    self, x: jax.Array, state: State, starts: jax.Array, dropout_key: jax.Array | None
+  ) -> tuple[jax.Array, State]:
+    """Returns the output of each position, [batch, length, output], and the state after the last.
+
+    Args:
+      x: [batch, length, input].
+      state: state before the first position.
+      starts: bool [batch, length], positions before which the state is zero.
+      dropout_key: None at evaluation.
+    """
+    raise NotImplementedError
+
+  @classmethod
+  def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:
+    """Returns multiplications with parameters per position."""
+    raise NotImplementedError
+
+
+class LstmCell(Cell):
+  """Long short-term memory with forget gates, optionally with a projection of its output.
+
+  (i, f, g, o) = x W + h R + b;  c = sigmoid(f) c + sigmoid(i) tanh(g);  h = sigmoid(o) tanh(c), or that times P.
+
+  Weight dropout acts on R (Merity et al. 2017, section 2). The initial bias of forget gates is 1 (Gers et al. 2000).
+  Source: Hochreiter & Schmidhuber 1997; Sak et al. 2014 for the projection; Peters et al. 2018 for clipping.
+  """
+
+  gates = 4
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, sizes: tuple[int, int, int]):
+    super().__init__(config, rngs, sizes)
+    _, units, outputs = sizes
+    self.recurrent = layers.param(rngs, (outputs, self.gates * units), ("embed", "mlp"), scale=self.scale)
+    projects = config.recurrent_projection
+    scale = config.init_scale or units**-0.5
+    self.projection = layers.param(rngs, (units, outputs), ("mlp", "embed"), scale=scale) if projects else None
+
+  def _initial_bias(self, units: int) -> jax.Array:
+    return jnp.tile(jnp.array([0.0, 1.0, 0.0, 0.0]), units)
+
+  def __call__(
+    self, x: jax.Array, state: State, starts: jax.Array, dropout_key: jax.Array | None
+  ) -> tuple[jax.Array, State]:
+    _, units, outputs = self.sizes
+    dtype = x.dtype
+    # All positions at once; the scan only adds the product with the output before.
+    read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
+    recurrent = self._dropped(self.recurrent, dropout_key).astype(dtype)
+    recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
+    projection = None
+    if self.projection is not None:
+      projection = sharding.gather(self.projection[...].astype(dtype), layers.matrix_axes(self.projection))
+    limit = lambda y: jnp.clip(y, -self.clip, self.clip) if self.clip else y
+
+    def step(carry: State, inputs: tuple[jax.Array, jax.Array]) -> tuple[State, jax.Array]:
+      output, cell = (jnp.where(inputs[1][:, None], 0, value) for value in carry)
+      i, f, g, o = self._by_gate(inputs[0] + output @ recurrent)
+      cell = limit(jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g))
+      output = (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(dtype)
+      output = output if projection is None else limit(output @ projection)
+      return (output, cell), output
+
+    begin = state[0][:, :outputs].astype(dtype), state[1][:, :units]
+    (output, cell), y = jax.lax.scan(step, begin, (jnp.moveaxis(read, 1, 0), starts.T))
+    return jnp.moveaxis(y, 0, 1), (_padded(output, self.width), _padded(cell, self.width))
+
+  @classmethod
+  def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:
+    inputs, units, outputs = sizes
+    return 4 * units * (inputs + outputs) + (units * outputs if outputs != units else 0)
+
+
+class QrnnCell(Cell):
+  """Quasi-recurrent layer with a convolution of two positions and fo-pooling, which scans only elementwise products.
+
+  (z, f, o) = [x before, x] W + b;  c = sigmoid(f) c + (1 - sigmoid(f)) tanh(z);  h = sigmoid(o) c.
+
+  Weight dropout acts on W, as in the AWD-QRNN of Merity et al. 2018. Source: Bradbury et al. 2017, sections 2 and 2.1.
+  """
+
+  gates = 3
+  window = 2
+
+  def _initial_bias(self, units: int) -> jax.Array:
+    return jnp.zeros(self.gates * units)
+
+  def __call__(
+    self, x: jax.Array, state: State, starts: jax.Array, dropout_key: jax.Array | None
+  ) -> tuple[jax.Array, State]:
+    inputs, units, _ = self.sizes
+    last = state[0][:, None, :inputs].astype(x.dtype)
+    before = jnp.where(starts[..., None], 0, jnp.concatenate([last, x], axis=1)[:, :-1])
+    matrix = self._dropped(self.input, dropout_key).astype(x.dtype)
+    matrix = sharding.gather(matrix, layers.matrix_axes(self.input))
+    z, f, o = self._by_gate(layers.add_bias(jnp.concatenate([before, x], axis=-1) @ matrix, self.bias))
+    forget = jax.nn.sigmoid(f)
+    kept = jnp.where(starts[..., None], 0, forget)
+    added = (1 - forget) * jnp.tanh(z)
+    joined = lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1])
+    factors, sums = jax.lax.associative_scan(joined, (kept, added), axis=1)
+    cell = factors * state[1][:, None, :units] + sums
+    y = (jax.nn.sigmoid(o) * cell).astype(x.dtype)
+    if not x.shape[1]:
+      return y, state
+    return y, (_padded(x[:, -1], self.width), _padded(cell[:, -1], self.width))
+
+  @classmethod
+  def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:
+    inputs, units, _ = sizes
+    return cls.gates * cls.window * inputs * units

@@ -1,0 +1,54 @@
+"""Published sizes of recurrent models, from a size to all fields of `TransformerConfig`."""
+
+from t2t.models import presets
+
+# vocabulary rounded up to a multiple of 128, rates of dropout: words, input and output, between layers, weights.
+_AWD_LSTM = {
+  "ptb": (10_112, 0.1, 0.4, 0.25, 0.5),
+  "wikitext2": (33_280, 0.1, 0.4, 0.2, 0.5),
+  "ulmfit": (60_032, 0.05, 0.4, 0.3, 0.5),
+}
+AWD_LSTM_SIZES = tuple(_AWD_LSTM)
+
+
+def awd_lstm(size: str) -> dict[str, object]:
+  """AWD-LSTM (Merity et al. 2017) and the language model of ULMFiT (Howard & Ruder 2018): 400, 1,150, 1,150, 400.
+
+  The embedding is tied to the logits. The authors drop 0.65 instead of 0.4 of the input on WikiText-2.
+  """
+  vocab_size, words, outer, between, weights = presets.entry(_AWD_LSTM, size)
+  return presets._fields(
+    architecture="decoder_only",
+    vocab_size=vocab_size,
+    embed_dim=400,
+    num_heads=1,
+    head_dim=400,
+    mlp_dim=1_150,
+    num_decoder_layers=3,
+    positions="none",
+    block="recurrent",
+    feed_forward="lstm",
+    recurrent_hidden=1_150,
+    recurrent_carry=True,
+    recurrent_dropout=between,
+    recurrent_weight_dropout=weights,
+    recurrent_size_loss=2.0,
+    recurrent_change_loss=1.0,
+    embedding_dropout=words,
+    dropout_rate=outer,
+    tied_logits=True,
+    logits_bias=True,
+  )
+
+
+_NO_DROPOUT = dict(embedding_dropout=0.0, recurrent_dropout=0.0, recurrent_weight_dropout=0.0)
+
+
+def tiny_lstm() -> dict[str, object]:
+  """AWD-LSTM without dropout, for a text that is read once; configs/tiny.py makes it smaller."""
+  return awd_lstm("ulmfit") | _NO_DROPOUT
+
+
+def tiny_qrnn() -> dict[str, object]:
+  """AWD-QRNN (Merity et al. 2018) without dropout, as `tiny_lstm`."""
+  return tiny_lstm() | dict(feed_forward="qrnn")
