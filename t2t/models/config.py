@@ -66,9 +66,9 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
 )
 # Layers of recurrent blocks; the first, inner and last ones of a stack differ.
 _RECURRENT = {
-  f"{cell}_{place}".strip("_"): f"t2t.contrib.recurrent.layer:{cell.title()}{place.title()}"
+  f"{cell}_{level}".strip("_"): f"t2t.contrib.recurrent.layer:{cell.title()}{level.title()}"
   for cell in ("lstm", "qrnn")
-  for place in ("", "first", "inner", "last")
+  for level in ("", "first", "inner", "last")
 }
 _OF_RECURRENT = re.compile("recurrent_|embedding_dropout").match
 # config.model.feed_forward -> a `feed_forward.FeedForward`

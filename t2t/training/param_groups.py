@@ -188,16 +188,16 @@ def _without_later(
 # ---- Layers ----------------------------------------------------------------------------------------------------------
 
 
-_BESIDE = {"": 0, "first": 1, "inner": 2, "last": 1}  # layers of a stack besides those of a place
+_BESIDE = {"": 0, "first": 1, "inner": 2, "last": 1}  # layers of a stack besides those of a level
 
 
 def deepest(shapes: Mapping[str, tuple[int, ...]]) -> int:
   """Returns the number of layers of the deepest stack; 0 if there is no stack."""
-  return max((shape[0] + _BESIDE[_place(path)] for path, shape in shapes.items() if stack_of(path)), default=0)
+  return max((shape[0] + _BESIDE[_level(path)] for path, shape in shapes.items() if stack_of(path)), default=0)
 
 
-def _place(path: str) -> str:
-  """Returns first, inner or last for a parameter of layers that differ by their place in a stack; "" for others."""
+def _level(path: str) -> str:
+  """Returns first, inner or last for a parameter of layers that differ by their level in a stack; "" for others."""
   return (re.findall(r"_(first|inner|last)/layers/", path) or [""])[0]
 
 
@@ -221,8 +221,8 @@ def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> d
     raise ValueError(f"num_layers={num_layers}, but a stack has {deepest(shapes)} layers")
 
   def distance(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    if place := _place(path):
-      return {"first": num_layers, "last": 1, "inner": num_layers - 1}[place] - np.arange(shape[0])
+    if level := _level(path):
+      return {"first": num_layers, "last": 1, "inner": num_layers - 1}[level] - np.arange(shape[0])
     if stack := stack_of(path):
       # Alternating layers of one kind have the distance of the first layer of their group.
       outer = stack.partition("/layers/")[0]

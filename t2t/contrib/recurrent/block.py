@@ -43,8 +43,6 @@ class RecurrentBlock(nnx.Module):
     *,
     mask: AttentionMask,
     cache: attention.KVCache | None = None,
-    prefix_kv: attention.KVCache | None = None,
-    task_attention: object = None,
     probe: object = None,
     real: jax.Array | None = None,
     carried: Mapping[str, jax.Array] | None = None,
@@ -56,11 +54,6 @@ class RecurrentBlock(nnx.Module):
     With a cache, `x` has a position of each beam. The returned cache has one beam of each row without a cache.
     """
     del unread
-    if prefix_kv is not None or task_attention is not None:
-      raise UserError(
-        f"config.{'prefix' if prefix_kv is not None else 'pals'} needs attention, which config.model.block=recurrent "
-        "does not have. Leave the section out, or give config.model.block=transformer."
-      )
     if probe is not None:
       raise UserError(
         "config.model.block=recurrent has no attention probabilities and no states for distillation. Give a model with "

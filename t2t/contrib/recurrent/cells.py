@@ -1,4 +1,4 @@
-"""One direction of a recurrent layer: LSTM, also with a projection of the output, and QRNN.
+"""Cells, each one direction of a recurrent layer: LSTM, also with a projection of the output, and QRNN.
 
 A state is two arrays of one width: the output and the cell of an LSTM, or the last input and the cell of a QRNN.
 Narrower values are padded with zeros, so that layers of different sizes have states of one shape. Columns of matrices
@@ -27,7 +27,7 @@ def _padded(x: jax.Array, width: int) -> jax.Array:
   return jnp.pad(x.astype(jnp.float32), [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
-class Cell(nnx.Module):
+class RecurrentCell(nnx.Module):
   """Base class of one direction of a layer.
 
   gates: number of values that the input's matrix computes for each unit.
@@ -82,7 +82,7 @@ class Cell(nnx.Module):
     raise NotImplementedError
 
 
-class LstmCell(Cell):
+class LstmCell(RecurrentCell):
   """Long short-term memory with forget gates, optionally with a projection of its output.
 
   (i, f, g, o) = x W + h R + b;  c = sigmoid(f) c + sigmoid(i) tanh(g);  h = sigmoid(o) tanh(c), or that times P.
@@ -136,7 +136,7 @@ class LstmCell(Cell):
     return 4 * units * (inputs + outputs) + (units * outputs if outputs != units else 0)
 
 
-class QrnnCell(Cell):
+class QrnnCell(RecurrentCell):
   """Quasi-recurrent layer with a convolution of two positions and fo-pooling, which scans only elementwise products.
 
   (z, f, o) = [x before, x] W + b;  c = sigmoid(f) c + (1 - sigmoid(f)) tanh(z);  h = sigmoid(o) c.

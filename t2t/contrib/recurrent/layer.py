@@ -12,7 +12,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t.contrib.recurrent.cells import Cell, LstmCell, QrnnCell, State, state_width
+from t2t.contrib.recurrent.cells import LstmCell, QrnnCell, RecurrentCell, State, state_width
 from t2t.models import layers
 from t2t.models.auxiliary import Auxiliary, Carried, Hidden, Term
 from t2t.models.config import TransformerConfig
@@ -54,12 +54,12 @@ def _pairs(real: jax.Array) -> jax.Array:
 class RecurrentLayer(FeedForward):
   """Base class: dropout, residual sum and auxiliary terms of a cell's outputs.
 
-  place: only, first, inner or last.
+  level: only, first, inner or last.
   """
 
   reads_real = True
-  cell_class: ClassVar[type[Cell]]
-  place: ClassVar[str] = "only"
+  cell_class: ClassVar[type[RecurrentCell]]
+  level: ClassVar[str] = "only"
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     sizes = self.sizes(config)
@@ -74,8 +74,8 @@ class RecurrentLayer(FeedForward):
     hidden = config.recurrent_hidden or width
     if config.recurrent_projection:
       return width, hidden, width
-    inputs = width if cls.place in ("only", "first") else hidden
-    outputs = width if cls.place in ("only", "last") else hidden
+    inputs = width if cls.level in ("only", "first") else hidden
+    outputs = width if cls.level in ("only", "last") else hidden
     return inputs, outputs, outputs
 
   def __call__(
@@ -115,11 +115,11 @@ class RecurrentLayer(FeedForward):
     if length:
       is_text = segments[:, -1] > 0 if real is None else (segments[:, -1] > 0) & real[:, -1]
       state = (jnp.where(is_text[:, None], state[0], 0), jnp.where(is_text[:, None], state[1], 0))
-    terms = self._terms(y, real, segments) if self.place in ("only", "last") else {}
-    if self.place in ("first", "inner"):
+    terms = self._terms(y, real, segments) if self.level in ("only", "last") else {}
+    if self.level in ("first", "inner"):
       axis = -2 if config.broadcast_dropout else None
       y = layers.dropout(y, config.recurrent_dropout, keys[2], broadcast_axis=axis)
-    if config.recurrent_residual and self.place in ("inner", "last"):
+    if config.recurrent_residual and self.level in ("inner", "last"):
       y = y + x
     states = {OUTPUT: state[0], CELL: state[1]} if returns_state else {}
     return Hidden(y, Auxiliary(terms, jax.lax.stop_gradient(states))), state
@@ -188,19 +188,19 @@ class Lstm(RecurrentLayer):
 class LstmFirst(Lstm):
   """The first layer of several."""
 
-  place = "first"
+  level = "first"
 
 
 class LstmInner(Lstm):
   """A layer between the first and the last."""
 
-  place = "inner"
+  level = "inner"
 
 
 class LstmLast(Lstm):
   """The last layer of several."""
 
-  place = "last"
+  level = "last"
 
 
 class Qrnn(RecurrentLayer):
@@ -212,19 +212,19 @@ class Qrnn(RecurrentLayer):
 class QrnnFirst(Qrnn):
   """The first layer of several."""
 
-  place = "first"
+  level = "first"
 
 
 class QrnnInner(Qrnn):
   """A layer between the first and the last."""
 
-  place = "inner"
+  level = "inner"
 
 
 class QrnnLast(Qrnn):
   """The last layer of several."""
 
-  place = "last"
+  level = "last"
 
 
 # Row of `config.FEED_FORWARD` -> class

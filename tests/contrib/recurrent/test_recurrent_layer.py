@@ -11,7 +11,7 @@ import toy
 
 from t2t import UserError
 from t2t.contrib.recurrent import layer, words
-from t2t.models import transformer
+from t2t.models import adapters, transformer
 from t2t.models.flops import model_flops
 from t2t.training import param_groups
 
@@ -317,3 +317,13 @@ def test_an_attention_map_is_refused():
     jax.eval_shape(
       lambda model: model.attention_map(batch, "decoder", jnp.zeros((), int)), toy.model(KINDS["awd_lstm"])
     )
+
+
+@pytest.mark.parametrize(
+  ("name", "fields"), [("lora", {"targets": ("forward/input",)}), ("pfeiffer", {}), ("pals", {"tasks": ("a", "b")})]
+)
+def test_adapters_of_other_layers_are_refused(name, fields):
+  """They would change nothing, or replace a matrix that the layers read as an array."""
+  config = adapters.ADAPTERS[name].config(**fields)
+  with pytest.raises(UserError, match=f"config.{name} adapts attention and MLPs, but config.model.block=recurrent"):
+    adapters.adapt(toy.model(KINDS["awd_lstm"]), {name: config}, nnx.Rngs(0))
