@@ -58,6 +58,7 @@ _FAMILIES: dict[str | None, tuple[Any, str, tuple[int, int], bool]] = {
   "skip_gram": (word2vec.fields(), "skip_gram", (128, 128), False),
   "cbow": (word2vec.fields(), "cbow", (128, 128), False),
   "lstm": ("t2t.contrib.recurrent.presets:tiny_lstm", "causal_lm", (64, 64), False),
+  "elmo": ("t2t.contrib.recurrent.presets:tiny_elmo", "masked_lm", (128, 128), False),
   "qrnn": ("t2t.contrib.recurrent.presets:tiny_qrnn", "causal_lm", (64, 64), False),
 }
 SIZES = tuple(_FAMILIES)
@@ -103,7 +104,8 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.data.task_modules = ("t2t.tasks.docs",)
   config.data.inputs_length, config.data.targets_length = lengths
   config.data.pack = pack
-  config.train.loss = "diffusion" if objective == "masked_diffusion" else config.train.loss
+  config.train.loss = {"masked_diffusion": "diffusion"}.get(objective, config.train.loss)
+  config.train.loss = "bilm" if family == "elmo" else config.train.loss
   config.data.num_streams = 2
   config.train.steps = 500
   config.train.batch_size = 16

@@ -70,6 +70,7 @@ class LossRow:
 # config.train.loss -> loss; its file is imported on first use.
 _ROWS = {
   "adapet": LossRow("t2t.losses.adapet:Adapet", section="t2t.losses.adapet:AdapetConfig", answered_by_heads=True),
+  "bilm": LossRow("t2t.contrib.recurrent.bilm:BiLm"),
   "contrastive": LossRow(
     "t2t.losses.contrastive:Contrastive", section="t2t.losses.contrastive:ContrastiveConfig", compares_texts=True
   ),

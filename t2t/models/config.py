@@ -62,6 +62,7 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
     "tokens": "t2t.models.layers:Embed",
     "trigram": "t2t.models.trigram_embedding:TrigramEmbed",
     "subword": "t2t.contrib.static.subwords:SubwordEmbed",
+    "both_directions": "t2t.contrib.recurrent.bilm:BothDirections",
   }
 )
 # Layers of recurrent blocks; the first, inner and last ones of a stack differ.
@@ -430,8 +431,8 @@ class TransformerConfig:
   encoder_attention_window: int = 0  # encoder_decoder: attention_window of the encoder, if both stacks have one
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
-  #: tokens, trigram (each position reads three neighbouring tokens, MobileBERT)
-  #: or subword (a sum with the vectors of character n-grams, fastText)
+  #: tokens, trigram (each position reads three neighbouring tokens, MobileBERT), subword (a sum with the vectors of
+  #: character n-grams, fastText) or both_directions (both halves are the same vector of embedding_dim, ELMo)
   embedding: str = "tokens"
   subword_buckets: int = 0  # subword embedding: rows that the n-grams of all words share (fastText 2,000,000)
   most_subwords: int = 64  # subword embedding: n-grams of a word; 64 are those of words of up to 17 characters

@@ -110,6 +110,7 @@ FAMILIES = {
     "block_diffusion",
     "diffusion",
     "electra",
+    "elmo",
     "gpt",
     "llama",
     "longformer",

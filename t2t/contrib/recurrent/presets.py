@@ -52,3 +52,36 @@ def tiny_lstm() -> dict[str, object]:
 def tiny_qrnn() -> dict[str, object]:
   """AWD-QRNN (Merity et al. 2018) without dropout, as `tiny_lstm`."""
   return tiny_lstm() | dict(feed_forward="qrnn")
+
+
+def elmo() -> dict[str, object]:
+  """ELMo (Peters et al. 2018) without its character CNN: 2 layers of 4,096 units and 512 features in each direction.
+
+  Both directions share embedding and logits. The vocabulary is that of the tokens, rounded up to a multiple of 128.
+  """
+  return presets._fields(
+    architecture="encoder_only",
+    vocab_size=32_128,
+    embed_dim=1_024,
+    num_heads=1,
+    head_dim=1_024,
+    mlp_dim=4_096,
+    num_encoder_layers=2,
+    positions="none",
+    block="recurrent",
+    feed_forward="lstm",
+    embedding="both_directions",
+    embedding_dim=512,
+    recurrent_hidden=4_096,
+    recurrent_projection=True,
+    recurrent_residual=True,
+    recurrent_clip=3.0,
+    recurrent_dropout=0.1,
+    dropout_rate=0.1,
+    broadcast_dropout=False,
+  )
+
+
+def tiny_elmo() -> dict[str, object]:
+  """ELMo without dropout, as `tiny_lstm`."""
+  return elmo() | dict(recurrent_dropout=0.0)
