@@ -145,7 +145,7 @@ FAMILIES = {
   "quick_thought": ("base", "large"),
 }
 NAMES = [f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes]
-NAMES += ["tiny", "superglue", "finetune", "t5_lm_adapt", "distilbert", "distilgpt2", "distil_t5", "q8bert"]
+NAMES += ["elmo", "tiny", "superglue", "finetune", "t5_lm_adapt", "distilbert", "distilgpt2", "distil_t5", "q8bert"]
 
 
 def loaded(*arguments):
