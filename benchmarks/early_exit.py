@@ -25,7 +25,8 @@ from t2t import UserError, sharding
 from t2t import __main__ as commands
 from t2t.inference import head_predictor
 from t2t.models import transformer
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.runtime import numeric
 
 _REPEATS = 2

@@ -41,7 +41,7 @@ from t2t.serving import engine, model_service, routes, text_predictor
 
 if TYPE_CHECKING:
   from t2t.data.templates import Template
-  from t2t.models.config import HeadConfig
+  from t2t.models.head_config import HeadConfig
 
 _MAX_LENGTH, _TOP = 64, 10
 # Options that do not apply to --server.

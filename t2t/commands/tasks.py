@@ -26,7 +26,7 @@ from t2t.configuration.schema import Config, DataConfig
 from t2t.data import objectives, pipeline, registry, run_sources, task_resolution, train_data, validation
 from t2t.data.preview import examples, printed
 from t2t.models import adapters as adapters_lib
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.runtime import numeric
 
 _WIDEST = 120  # columns; longer lines are hard to read

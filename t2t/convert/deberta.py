@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any
 
 from t2t.convert import encoders, hf_mappings
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 _LAYER, _OURS = "deberta.encoder.layer.{}", "encoder/layers"
 _QKV = tuple(f"{_OURS}/self_attention/{name}" for name in ("query", "key", "value"))

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from t2t.convert import hf_mappings
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 BERT_NAMES = {
   "bert.embeddings.word_embeddings.weight": "embed/table",

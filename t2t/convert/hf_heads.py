@@ -8,7 +8,8 @@ from t2t import UserError, did_you_mean
 from t2t.convert import hf_mappings
 from t2t.convert.hf_mappings import Family, HeadTask, Settings
 from t2t.convert.lazy_tensors import Foreign
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 VOCABULARY = "vocabulary"  # name of the head over the vocabulary
 KEY = "t2t_head"  # key of config.json for t2t's name of the head

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 Names = Mapping[str, str | tuple[str, ...]]
 Settings = Mapping[str, Any]  # a config.json

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from t2t.convert import encoders, hf_mappings
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 _MOST_FEED_FORWARDS = 16  # of a block
 _LAYER, _OURS = "mobilebert.encoder.layer.{}", "encoder/layers"

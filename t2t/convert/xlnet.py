@@ -3,7 +3,8 @@
 from typing import Any
 
 from t2t.convert import encoders, hf_mappings
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 _ATTENTION = "encoder/layers/self_attention"
 XLNET_NAMES = {

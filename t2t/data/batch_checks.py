@@ -10,7 +10,7 @@ from t2t import UserError, did_you_mean
 from t2t.configuration.schema import Config
 from t2t.models import span_pair
 from t2t.models.architecture import predicted_side, sides
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or convertible to NumPy

@@ -30,7 +30,7 @@ from t2t.data import (
 )
 from t2t.data.sources import bad_records
 from t2t.models.architecture import architecture_of
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.runtime import console
 
 EVAL_SEED = 0  # held-out batches are the same in every run

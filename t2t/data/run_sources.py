@@ -26,7 +26,7 @@ from t2t.data import (
 )
 from t2t.data.sources import bad_records, file_fingerprints, file_validation, text_files
 from t2t.models.architecture import architecture_of
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.runtime.lazy_table import load
 
 _ALL = "config.data"  # the config section of the data

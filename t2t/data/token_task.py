@@ -11,7 +11,7 @@ from t2t import UserError
 from t2t.data import run_sources
 from t2t.data.objectives import chunking
 from t2t.data.sources import file_validation, text_files, token_files
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 
 class TokenFiles(run_sources.TextFiles):

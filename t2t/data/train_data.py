@@ -30,7 +30,8 @@ from t2t.data.example_windows import labelled
 from t2t.data.sources import named
 from t2t.losses import answered_by_heads, answered_by_heads_alone, compares_texts
 from t2t.models import adapters as adapters_lib
-from t2t.models.config import ASKED_HEADS, BESIDE_FIRST, EMBEDDINGS, HeadConfig
+from t2t.models.config import BESIDE_FIRST, EMBEDDINGS
+from t2t.models.head_config import ASKED_HEADS, HeadConfig
 from t2t.runtime import hosts
 from t2t.runtime.lazy_table import load
 

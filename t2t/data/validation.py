@@ -10,7 +10,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows, first_examples, objectives, pipeline, run_sources, sources, task_resolution
 from t2t.data.sources import bad_records
 from t2t.models.architecture import ARCHITECTURES
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 
 class PreprocessorsFail(UserError):

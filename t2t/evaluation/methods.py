@@ -20,7 +20,8 @@ from t2t.inference import (
   pseudo_likelihood,
   text_scores,
 )
-from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import ANSWERED_HEADS, HeadConfig
 from t2t.param_tree import Params
 from t2t.runtime import hosts
 from t2t.runtime.lazy_table import load

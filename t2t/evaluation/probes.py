@@ -24,7 +24,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import head_examples, pipeline, registry, run_sources, task_resolution
 from t2t.evaluation import few_shot
 from t2t.inference import embedding, ties
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 _STEPS = 1_000  # of the solver; it is close to convergence by then
 

@@ -9,7 +9,8 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, head_predictor, jsonl_io, prompt_builder
-from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import ANSWERED_HEADS, HeadConfig
 from t2t.param_tree import Params
 
 

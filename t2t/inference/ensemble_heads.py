@@ -13,7 +13,8 @@ from t2t.inference import head_predictor
 from t2t.inference.row_batches import Example
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.param_tree import Params
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from t2t.inference import samples
 from t2t.inference.samples import TextVocabulary
 from t2t.models.architecture import Batch, predicted_side
-from t2t.models.config import ANSWERED_HEADS
+from t2t.models.head_config import ANSWERED_HEADS
 from t2t.training.train_state import TrainState
 
 NOTHING = "(end)"  # shown where the model predicts the end of the blank: the next sentinel or EOS

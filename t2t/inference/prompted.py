@@ -20,7 +20,7 @@ from t2t.inference import (
   ranking,
   text_generation,
 )
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.param_tree import Params
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from t2t.inference import (
   prompt_features,
   text_scores,
 )
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.param_tree import Params
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, classification, jsonl_io
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 
 class Tagging(classification.HeadWay):

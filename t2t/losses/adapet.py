@@ -13,7 +13,7 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import transformer
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.auxiliary import Hidden
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 
 @dataclasses.dataclass(frozen=True)

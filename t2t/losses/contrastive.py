@@ -22,8 +22,9 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import layers, task_heads, transformer
 from t2t.models.architecture import Batch, segments_of, sides
 from t2t.models.auxiliary import Hidden
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
+from t2t.models.head_config import HeadConfig
 
 SIMILARITIES = ("cosine", "dot")
 

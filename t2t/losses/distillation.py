@@ -14,7 +14,8 @@ from t2t.losses import head_losses, transfer_terms
 from t2t.losses.head_losses import HeadLoss, HeadLosses, HeadTargets
 from t2t.losses.protocol import Baseline
 from t2t.models import heads
-from t2t.models.config import DTYPES, HeadConfig
+from t2t.models.config import DTYPES
+from t2t.models.head_config import HeadConfig
 
 POSITIONS = ("predicted", "all")
 TAILS = ("renormalized", "bucket")

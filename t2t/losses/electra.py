@@ -21,8 +21,9 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import layers
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.auxiliary import Hidden
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
+from t2t.models.head_config import HeadConfig
 from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
 from t2t.models.transformer import EncoderOnly

@@ -19,7 +19,7 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import exit_heads, layers, transformer
 from t2t.models.architecture import Batch
 from t2t.models.auxiliary import Hidden
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 _EXITS = "{}_exits"  # logits and the term of a head's exits, by the head's name
 

@@ -23,8 +23,9 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import crf, heads, layers, span_pair, task_heads, transformer
 from t2t.models.architecture import Batch, predicted_side, real_positions, segments_of, sides
 from t2t.models.auxiliary import Hidden
-from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
+from t2t.models.head_config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig
 
 AnyHead = heads.Head  # `HeadLosses` has a property `heads`
 _NOT_THERE = -1e30  # logit of padding

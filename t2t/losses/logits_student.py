@@ -22,7 +22,8 @@ from t2t.losses.protocol import Loss
 from t2t.losses.teacher_student import TeacherLoss, check_base, last
 from t2t.models import transformer
 from t2t.models.architecture import Batch
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 TOKENS = "tokens"  # name of the output of the vocabulary head; of other heads heads/NAME
 PREFIX = "teacher/"  # of features of a batch

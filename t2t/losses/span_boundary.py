@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
 from t2t.models import task_heads, transformer
 from t2t.models.architecture import Batch, predicted_side
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 
 def bounds(at: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -26,8 +26,9 @@ from t2t.metrics import Outputs, WeightedSum
 from t2t.models import layers, observation, transformer
 from t2t.models.architecture import Batch, decoder_mask, predicted_side, reading_mask, real_positions
 from t2t.models.auxiliary import Hidden
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
+from t2t.models.head_config import HeadConfig
 from t2t.models.observation import Observation
 
 PART = "student"  # path of the model that is kept

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.models.task_heads import AnswerHead
 
 _NOT_ALLOWED = -1e30  # score of a transition that the scheme does not allow

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.models import layers, task_heads
 from t2t.models.architecture import Batch, segments_of
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 KINDS = ("class", "score")  # heads with one prediction for a text
 

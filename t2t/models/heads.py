@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from t2t import UserError, sharding
 from t2t.models import cpu_ops, layers
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.runtime.lazy_table import LazyTable
 
 

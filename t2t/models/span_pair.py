@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from t2t.models import layers
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.models.task_heads import AnswerHead
 
 # Bits of an example's targets at the tokens of the first and of the second span; the class follows above them.

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.models import layers
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.models.heads import Logits, gathered, of_tokens, transform_weights
 
 

@@ -88,10 +88,12 @@ def masked(mask: AttentionMask, block_length: int, *, prompt: int, denoised: boo
   assert segments is not None
   positions = jnp.arange(segments.shape[1])[None] if mask.positions is None else mask.positions
   blocks = jnp.maximum((positions - prompt) // block_length, -1).astype(jnp.int32)
-  mask = dataclasses.replace(mask, ranks=jnp.broadcast_to(blocks, segments.shape))
+  blocks = jnp.broadcast_to(blocks, segments.shape)
+  mask = dataclasses.replace(mask, ranks=blocks)
   if not denoised:
     return mask
-  zeros, keys = jnp.zeros_like(mask.ranks), (mask.key_segments, mask.ranks)
-  key_segments, ranks = (jnp.concatenate([x, x], axis=1) for x in keys)
+  assert mask.key_segments is not None
+  zeros = jnp.zeros_like(blocks)
+  key_segments, ranks = (jnp.concatenate([x, x], axis=1) for x in (mask.key_segments, blocks))
   private = jnp.concatenate([zeros, zeros + 1], axis=1)
   return dataclasses.replace(mask.in_two_streams(), key_segments=key_segments, ranks=ranks, private=private)

@@ -18,7 +18,7 @@ from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken
 from t2t.data import vocabularies
 from t2t.data.vocabularies import token_mapping, training
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 OLD = [*BERT, "heart", "card", "the", "of", "i", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"), "##io", "##logy"]

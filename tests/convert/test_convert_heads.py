@@ -18,7 +18,8 @@ from t2t.convert import encoders, hf_heads, huggingface
 from t2t.data.objectives import nsp_sop
 from t2t.evaluation import methods
 from t2t.models import bert_variants, presets
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 # BERT of transformers with the settings of learned positions.

@@ -26,7 +26,8 @@ from t2t.data.example_windows import labelled
 from t2t.data.head_examples import kinds, needs
 from t2t.data.head_examples.reading import Reading
 from t2t.evaluation import task_metrics
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from t2t.data.head_examples import kinds
 from t2t.evaluation import few_shot, methods
 from t2t.inference import head_predictor, jsonl_io, row_batches, token_classify
 from t2t.losses import head_losses
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 LENGTH = 208  # less than a context, which makes several windows

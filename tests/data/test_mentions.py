@@ -12,7 +12,7 @@ from t2t.data import head_examples, registry, special_tokens, task_resolution, v
 from t2t.data.head_examples import mentions
 from t2t.data.head_examples.reading import Reading
 from t2t.inference import head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 BERT = special_tokens.Framing((101,), (102,), (102,))

@@ -14,7 +14,7 @@ from t2t.data import head_examples, preprocessors, special_tokens, vocabularies
 from t2t.data.head_examples import span_pairs
 from t2t.data.head_examples.reading import Reading
 from t2t.models import span_pair
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
 

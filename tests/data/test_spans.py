@@ -36,7 +36,7 @@ from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 from t2t.evaluation import few_shot, task_metrics
 from t2t.inference import head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
 

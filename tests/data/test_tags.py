@@ -16,7 +16,7 @@ from t2t.data.head_examples import tags as tags_lib
 from t2t.data.head_examples.reading import Reading
 from t2t.evaluation import task_metrics
 from t2t.inference import head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
 

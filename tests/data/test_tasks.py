@@ -16,7 +16,7 @@ from t2t import UserError
 from t2t.data import head_examples, registry, task_resolution, vocabularies
 from t2t.data.head_examples import kinds, needs
 from t2t.inference import head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 for _module in ("conll2003", "hellaswag", "multilingual", "squad", "text_classification", "udpos"):

@@ -12,7 +12,7 @@ from t2t import __main__ as command
 from t2t.configuration.schema import EvalConfig
 from t2t.evaluation import methods, results
 from t2t.inference import option_scores, text_scores
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import stage_program
 
 module = test_evaluate.module  # the fixture

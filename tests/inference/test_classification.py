@@ -22,7 +22,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.data import vocabularies
 from t2t.inference import classification, fill_mask, head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 # A task for each kind of head that predicts for whole texts.
 MODULE = """

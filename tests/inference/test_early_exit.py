@@ -9,7 +9,7 @@ import toy
 
 from t2t import UserError, sharding
 from t2t.inference import early_exit, head_predictor, prompt_features, row_batches
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 LAYERS, HEAD, SCORE = 5, HeadConfig("topic", 3), HeadConfig("likeness", 1, "score")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from t2t.inference import ensemble_heads, head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 RANDOM = np.random.default_rng(0)
 

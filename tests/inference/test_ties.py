@@ -8,7 +8,7 @@ from t2t import losses
 from t2t.evaluation import evaluate, probes, results, task_metrics
 from t2t.inference import head_predictor, ties
 from t2t.losses import head_losses
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 
 def asked(targets, groups=None, at=None):

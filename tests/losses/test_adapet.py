@@ -13,7 +13,7 @@ import toy
 
 from t2t import UserError
 from t2t.losses import adapet, head_losses, heads_and_mlm
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 HEAD = HeadConfig("nli_cloze", 2, "cloze", labels=("no", "yes"), words=((5, 7), (9,)))
 MODEL = dataclasses.replace(toy.KINDS["bert"], heads=(HEAD,))

@@ -20,7 +20,7 @@ from t2t.data.objectives import sentence_pairs
 from t2t.losses import contrastive
 from t2t.losses.contrastive import ContrastiveConfig
 from t2t.models import task_heads
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 from t2t.training.train import train
 

@@ -12,7 +12,7 @@ import toy
 from t2t import UserError
 from t2t.inference import head_predictor
 from t2t.losses import distillation, head_losses
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 HEAD = HeadConfig("label", 2, "class")
 LOGITS = np.array([[0.5, -0.5], [-2.0, 1.0]], np.float32)

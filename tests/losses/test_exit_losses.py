@@ -12,7 +12,7 @@ import toy
 
 from t2t import UserError
 from t2t.losses import exit_losses, head_losses
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.param_tree import flatten
 
 HEADS = (HeadConfig("topic", 3), HeadConfig("likeness", 1, "score"), HeadConfig("cause", 1, "choice"))

@@ -19,7 +19,7 @@ from t2t.data import feature_converters
 from t2t.inference import row_batches
 from t2t.losses import head_losses
 from t2t.models import auxiliary, task_heads
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 pytestmark = pytest.mark.slow

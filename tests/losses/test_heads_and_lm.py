@@ -15,7 +15,7 @@ from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, override, records
 from t2t.configuration.schema import TrainConfig
 from t2t.losses import cross_entropy, head_losses, heads_and_lm
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe, train_step
 
 HEADS = (HeadConfig("topic", 3),)

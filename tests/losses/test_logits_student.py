@@ -18,7 +18,7 @@ from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig
 from t2t.losses.distillation import DistillationConfig
 from t2t.losses.head_losses import HeadLosses
 from t2t.losses.logits_student import LogitsManifest, TeacherOutput
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 HEAD = HeadConfig("label", 3, "class")
 BASE = CrossEntropy(CrossEntropyConfig(1e-4, 0.0, 8))

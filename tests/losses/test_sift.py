@@ -15,7 +15,7 @@ from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.losses import head_losses, sift
 from t2t.models import layers
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 HEADS = (

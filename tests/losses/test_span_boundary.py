@@ -21,7 +21,7 @@ from t2t.configuration.loading import load_config, override, records
 from t2t.data import feature_converters, train_data
 from t2t.data.objectives import masking
 from t2t.losses import head_losses, span_boundary
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 from t2t.training.metric_writers import read_metrics
 from t2t.training.train import train

@@ -18,7 +18,7 @@ from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig
 from t2t.losses.distillation import DistillationConfig
 from t2t.losses.head_losses import HeadLosses, HeadTargets
 from t2t.models import attention, masks, observation, positions
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 ALL = dict(hidden_weight=1.0, embedding_weight=1.0, cosine_weight=1.0, attention_weight=1.0, relation_weight=1.0)
 ALL |= dict(relations=("query", "key", "value"), dtype="float32")

@@ -15,7 +15,7 @@ import toy
 from t2t import UserError
 from t2t.losses import head_losses
 from t2t.models import crf
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 # Sequences of 4, 1 and 2 tags in two rows, with positions between them that have no tag.
 AT = np.array([[0, 1, 1, 0, 1, 1, 0, 1, 0], [1, 0, 0, 1, 0, 0, 0, 0, 0]], bool)

@@ -16,7 +16,8 @@ from t2t.configuration.loading import override, records
 from t2t.inference import embedding
 from t2t.models import adapters as adapters_lib
 from t2t.models import presets
-from t2t.models.config import ENCODER_FIELDS, HeadConfig, TransformerConfig
+from t2t.models.config import ENCODER_FIELDS, TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.serving import attention_maps
 from t2t.training import mesh_selection, recipe
 

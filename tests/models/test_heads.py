@@ -17,7 +17,8 @@ from t2t.configuration.loading import load_config, override, records
 from t2t.convert import huggingface
 from t2t.models import config as config_lib
 from t2t.models import heads, transformer
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import optimizers, recipe, train_state
 
 HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)

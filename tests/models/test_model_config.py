@@ -8,7 +8,8 @@ import toy
 from t2t import UserError
 from t2t.configuration.loading import load_config, override
 from t2t.models import bert_variants, diffusion_presets, llama_encoders, presets, transformer
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 
 @pytest.mark.exhaustive_from(15)

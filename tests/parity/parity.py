@@ -20,7 +20,8 @@ from t2t.convert import hf_config as settings_lib
 from t2t.convert import huggingface
 from t2t.models import task_heads, transformer
 from t2t.models.architecture import real_positions
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity-requirements.txt")
 transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity-requirements.txt")

@@ -13,7 +13,8 @@ import pytest
 
 from t2t import __main__ as command
 from t2t.models import presets
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "##s", "##ed", ".", "dog", "fox"]
 SHAPE = dict(vocab_size=36, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3, dtype="float32")

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t.losses import head_losses
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.models.task_heads import POSITION_WIDTH
 
 PLACES = 3

@@ -22,7 +22,8 @@ from t2t.convert import huggingface
 from t2t.data import head_examples, vocabularies, vocabulary_classes
 from t2t.data.vocabularies import training
 from t2t.models import presets
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.storage import vocabulary_files
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tokenizers"

@@ -17,7 +17,8 @@ import t2t
 from t2t import UserError
 from t2t.convert import sentence_transformers as written
 from t2t.models import presets
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 mteb = pytest.importorskip("mteb", reason="needs mteb: pip install -r tests/parity-requirements.txt")
 library = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: see above")

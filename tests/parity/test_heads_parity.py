@@ -22,7 +22,8 @@ import toy
 from t2t.convert import huggingface
 from t2t.losses import head_losses
 from t2t.models import bert_variants, llama_encoders, presets, transformer
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 # Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, dtype="float32", dropout_rate=0.0)

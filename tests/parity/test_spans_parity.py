@@ -15,7 +15,7 @@ from t2t.data.head_examples import spans
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 from t2t.inference import head_predictor
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
 TOKENIZER, XQUAD = SHARED / "tokenizers" / "bert_uncased" / "vocab.txt", SHARED / "xquad" / "xquad.en.json"

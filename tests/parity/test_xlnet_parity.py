@@ -13,7 +13,8 @@ import pytest
 import toy
 
 from t2t.models import bert_variants
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 torch = parity.torch
 

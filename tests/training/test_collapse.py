@@ -8,7 +8,7 @@ import toy
 from t2t import losses
 from t2t.configuration.loading import load_config, override, records
 from t2t.losses import Baseline
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training.callbacks import collapse
 
 

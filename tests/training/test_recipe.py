@@ -10,7 +10,7 @@ import test_spans
 from t2t import UserError
 from t2t.configuration.loading import load_config, records
 from t2t.data import train_data
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 

@@ -18,7 +18,8 @@ import toy
 
 from t2t import sharding
 from t2t.configuration import loading
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 ROWS, STEPS = 32, 3

@@ -5,7 +5,8 @@ from typing import Any
 
 from t2t import UserError
 from t2t.contrib.recurrent import layer
-from t2t.models.config import TransformerConfig, as_head
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import as_head
 
 LAYERS = ("lstm", "qrnn")  # values of config.model.feed_forward; rows of a stack's places are not given
 

@@ -10,7 +10,7 @@ from t2t.data import raw_text, task_resolution
 from t2t.data.head_examples import needs
 from t2t.data.head_examples.feature_converter import HeadFeatureConverter
 from t2t.data.head_examples.kinds import ANSWER_FEATURES
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 
 def for_heads(

@@ -17,7 +17,7 @@ from t2t.data.head_examples.reading import Features, Reading, checked
 from t2t.data.special_tokens import Framing
 from t2t.models import crf, span_pair
 from t2t.models.architecture import ARCHITECTURES
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.param_tree import Vocabulary
 from t2t.runtime import data_packages
 

@@ -13,7 +13,8 @@ from t2t.data import objectives, preprocessors, raw_text, registry, task_resolut
 from t2t.data.head_examples import kinds
 from t2t.data.sources import bad_records, named
 from t2t.models.architecture import ARCHITECTURES
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 _ANY_LENGTH = 512  # tokens
 # Steps that prepare text for generative models; the head feature converter replaces them.

@@ -9,7 +9,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import special_tokens, vocabularies
 from t2t.data.objectives import chunking, corruption, masking, registry
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 Features = dict[str, tf.Tensor]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from t2t import UserError, did_you_mean, feature_spec
 from t2t.data import vocabularies
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.param_tree import Vocabulary
 from t2t.runtime import data_packages
 from t2t.runtime.lazy_table import load

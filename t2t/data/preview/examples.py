@@ -29,7 +29,7 @@ from t2t.data import (
 from t2t.data.preview import token_kinds
 from t2t.data.sources import files
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.runtime import quiet
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes

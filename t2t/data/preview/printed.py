@@ -15,7 +15,7 @@ from t2t.data import objectives, raw_text, run_sources, sources, untruncated_len
 from t2t.data.preview import examples, token_kinds
 from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 
 _RECORD_LINES = 3  # lines for each text of a record
 _ASKED = ("answer_heads", "answer_targets", "has_answer")  # printed in words instead

@@ -14,7 +14,8 @@ from t2t import UserError
 from t2t.contrib.recurrent import bilm, presets
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.models import transformer
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import TransformerConfig
+from t2t.models.head_config import HeadConfig
 
 CONFIG = dataclasses.replace(toy.KINDS["bilstm"], embedding="both_directions", embedding_dim=8, logits_transform=False)
 

@@ -17,7 +17,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.data import objectives, pipeline, train_data
 from t2t.data.objectives import masking, nsp_sop
 from t2t.losses.head_losses import HeadLosses
-from t2t.models.config import HeadConfig
+from t2t.models.head_config import HeadConfig
 from t2t.training import recipe
 
 pytestmark = pytest.mark.slow
