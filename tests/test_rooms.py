@@ -19,7 +19,7 @@ FLOORS = (
   "param_tree",
   "sharding",
   "models",
-  "contrib",
+  "contrib.recurrent.presets",
   "feature_spec",
   "configuration.section_keys",
   "configuration.schema",

@@ -460,16 +460,10 @@ def _check_loss(config: Config) -> None:
       f"{where}: the examples have no answers for heads, but config.train.loss={config.train.loss} needs such answers. "
       f"Choose one of the objectives {asking}, or set config.train.loss=cross_entropy."
     )
-  if config.train.loss == "diffusion" or names & set(feature_spec.DIFFUSION):
-    from t2t.losses import diffusion  # few runs are of masked diffusion
-
-    diffusion.check_objectives(names, config.train.loss, where=where)
-  if model.block_length and config.train.loss != "diffusion" and not answered_by_heads(config.train.loss):
-    raise UserError(
-      f"config.model.block_length={model.block_length} is for masked diffusion or heads, but config.train.loss="
-      f"{config.train.loss}. Set --config.train.loss=diffusion --config.data.objective="
-      f"{' or '.join(feature_spec.DIFFUSION)}, or --config.model.block_length=0."
-    )
+  if {config.train.loss, *names} & {"diffusion", *feature_spec.DIFFUSION}:
+    load("t2t.losses.diffusion:check_objectives")(names, config.train.loss, where=where)
+  if model.block_length and not answered_by_heads(config.train.loss):
+    load("t2t.losses.diffusion:check_blocks")(config)
   if {config.train.loss, *names} & {"negative_sampling", "glove", *feature_spec.STATIC}:
     load("t2t.contrib.static.glove:check_objectives")(names, config, where=where)  # few runs are of word vectors
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):

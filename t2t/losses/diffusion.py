@@ -50,6 +50,20 @@ def check_objectives(names: Collection[str], loss: str, *, where: str) -> None:
     )
 
 
+def check_blocks(config: Config) -> None:
+  """Checks that a model that reads its text in blocks is trained by masked diffusion.
+
+  Raises:
+    UserError: the loss is another.
+  """
+  if config.train.loss != "diffusion":
+    raise UserError(
+      f"config.model.block_length={config.model.block_length} is for masked diffusion or heads, but "
+      f"config.train.loss={config.train.loss}. Set --config.train.loss=diffusion --config.data.objective="
+      f"{' or '.join(DIFFUSION)}, or --config.model.block_length=0."
+    )
+
+
 def bound_weights(batch: Batch, side: str) -> jax.Array:
   """Returns the weight of each target, float32 [batch, length]: 1 / t if it is masked, else 0.
 

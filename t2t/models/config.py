@@ -74,11 +74,7 @@ _RECURRENT = {
 _OF_RECURRENT = re.compile("recurrent_|embedding_dropout").match
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable[Any] = LazyTable(
-  {
-    "dense": "t2t.models.feed_forward:Mlp",
-    "moe": "t2t.models.moe:Moe",
-    **_RECURRENT,
-  }
+  {"dense": "t2t.models.feed_forward:Mlp", "moe": "t2t.models.moe:Moe", **_RECURRENT}
 )
 # config.model.attention -> a subclass of `attention.Attention`, for self-attention
 ATTENTIONS: LazyTable[Any] = LazyTable(
@@ -736,7 +732,6 @@ class TransformerConfig:
         )
 
   def _check_recurrent(self) -> None:
-    """Checks settings of recurrent blocks by their package, which is imported only if a config names it."""
     changed = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
     if "recurrent" in self.block or self.feed_forward in _RECURRENT or any(map(_OF_RECURRENT, changed)):
       load("t2t.contrib.recurrent.checks:check")(self, changed)

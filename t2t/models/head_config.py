@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import dataclasses
 import re
+from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.models.architecture import Architecture
@@ -12,8 +13,7 @@ ANSWERED_HEADS = ("class", "score", "choice", "tag", "crf", "span", "span_pair",
 ASKED_HEADS = (*ANSWERED_HEADS, "boundary")  # kinds that read features of a batch
 READS = ("first", "last", "mean", "concat", "each", "spans")
 TAG_SCHEMES = ("", "bio")
-# Kind of head -> the kind that a task asks for, where they differ.
-_ANSWERS_AS = {"crf": "tag"}
+_ANSWERS_AS = {"crf": "tag"}  # kind of head -> the kind that a task asks for, where they differ
 LAYERS = ("last", "mix")
 _POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
 
@@ -150,7 +150,7 @@ class HeadConfig:
     return dataclasses.replace(self, reads=reads, pooler=pooler)
 
 
-def as_head(head: HeadConfig | Mapping) -> HeadConfig:
+def as_head(head: HeadConfig | Mapping[str, object]) -> HeadConfig:
   """Returns a head, which config files have as a dict."""
   if isinstance(head, HeadConfig):
     return head
@@ -159,9 +159,9 @@ def as_head(head: HeadConfig | Mapping) -> HeadConfig:
     raise UserError(
       f'config.model.heads: {head!r} is not a valid head. Give for example {{"name": "nli", "num_classes": 3}}.'
     )
-  unknown = sorted(set(head) - set(known))
-  if unknown:
+  if unknown := sorted(set(head) - set(known)):
     raise UserError(
       f"config.model.heads: unknown key {unknown[0]!r}. Known keys: {', '.join(known)}{did_you_mean(unknown[0], known)}"
     )
-  return HeadConfig(**head)
+  settings: dict[str, Any] = dict(head)
+  return HeadConfig(**settings)

@@ -129,10 +129,12 @@ def _commands(rows: Sequence[StudyRow], seed: int) -> list[str]:
       arms.setdefault(stage["digest"], []).append(row.arm)
   lines = []
   for config in dict.fromkeys(stage["config"] for stage in stages.values()):
-    own = {key: stage["arguments"] for key, stage in stages.items() if stage["config"] == config}
-    common = [argument for argument in next(iter(own.values())) if all(argument in others for others in own.values())]
+    keys_of = {key: stage["arguments"] for key, stage in stages.items() if stage["config"] == config}
+    common = [
+      argument for argument in next(iter(keys_of.values())) if all(argument in others for others in keys_of.values())
+    ]
     lines += [_folded(["t2t", "train", "--config", config, *common]), ""]
-    for key, arguments in own.items():
+    for key, arguments in keys_of.items():
       further = " ".join(shlex.quote(argument) for argument in arguments if argument not in common)
       if further:
         lines.append(f"- {stages[key]['name']}, {', '.join(arms[key])}: `{further}`")

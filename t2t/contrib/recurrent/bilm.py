@@ -66,7 +66,7 @@ class BiLm(CrossEntropy):
   @classmethod
   def from_config(cls, run: Config) -> "BiLm":
     model = run.model
-    if model.block != "recurrent" or model.architecture != "encoder_only" or 2 * model.logits_width != model.embed_dim:
+    if model.block != "recurrent" or model.kind.sides != ("encoder",) or 2 * model.logits_width != model.embed_dim:
       raise UserError(
         "config.train.loss=bilm needs config.model.block=recurrent, config.model.architecture=encoder_only and "
         f"config.model.embedding_dim={model.embed_dim // 2}, not {model.block}, {model.architecture} and "
