@@ -1,6 +1,6 @@
 """A block without parameters, so that an encoder's states are the vectors of its tokens."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -11,6 +11,8 @@ from t2t.models.config import TransformerConfig
 
 class NoLayer(nnx.Module):
   """Returns its input; has the interface of `stack.Layer`."""
+
+  is_recurrent: ClassVar[bool] = False
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
     del config, rngs, cross, only_cross
