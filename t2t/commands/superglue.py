@@ -207,7 +207,8 @@ def main(argv: list[str]) -> None:
       "    --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
       "    --config.eval.every=200 --config.checkpoint.save_interval_steps=200\n"
-      "  t2t superglue --checkpoint runs/base,runs/base,runs/base --workdir runs/three_seeds\n"
+      "  t2t superglue --checkpoint runs/base,runs/base,runs/base \\\n"
+      "    --workdir runs/three_seeds\n"
       "--config is finetune_superglue by default"
     ),
     required="--checkpoint PATH --workdir FOLDER",

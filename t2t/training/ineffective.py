@@ -20,7 +20,7 @@ _BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
   "adafactor_clip": ("adafactor",),
   "b1": ("adamw", "lamb", "lion", "muon", "schedule_free_adamw", "stable_adamw"),
   "b2": ("adamw", "lamb", "lion", "muon", "schedule_free_adamw", "stable_adamw"),
-  "epsilon": ("adamw", "lamb", "muon", "schedule_free_adamw", "stable_adamw"),
+  "epsilon": ("adagrad", "adamw", "lamb", "muon", "schedule_free_adamw", "stable_adamw"),
   "muon_momentum": ("muon",),
   "muon_iterations": ("muon",),
 }

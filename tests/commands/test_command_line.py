@@ -127,6 +127,8 @@ FAMILIES = {
     "rembert",
     "roberta",
     "simcse",
+    "skip_gram",
+    "cbow",
     "spanbert",
     "switch",
     "t5",
@@ -143,9 +145,22 @@ FAMILIES = {
   "simcse": ("base", "large"),
   "labse": ("base",),
   "quick_thought": ("base", "large"),
+  "word2vec": ("skip_gram", "cbow"),
+  "fasttext": ("skip_gram", "cbow"),
 }
 NAMES = [f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes]
-NAMES += ["elmo", "tiny", "superglue", "finetune", "t5_lm_adapt", "distilbert", "distilgpt2", "distil_t5", "q8bert"]
+NAMES += [
+  "elmo",
+  "glove",
+  "tiny",
+  "superglue",
+  "finetune",
+  "t5_lm_adapt",
+  "distilbert",
+  "distilgpt2",
+  "distil_t5",
+  "q8bert",
+]
 
 
 def loaded(*arguments):
@@ -162,6 +177,7 @@ def test_every_shipped_config_loads(name):
   """A config has its name and the default's keys, except the section of its own method."""
   config, plain = load_config(name), load_config("t5_1_1_small")
   sections = {"electra": ("electra", "deberta_v3"), "contrastive": ("simcse", "labse", "quick_thought")}
+  sections |= {"negative_sampling": ("skip_gram", "cbow"), "glove": ("glove",)}
   sections["distillation"] = ("distil", "tinybert", "minilm")
   own = {section for section, words in sections.items() if any(word in name for word in words)}
   assert set(config) == set(plain) | own
@@ -345,7 +361,7 @@ def test_texts_that_are_none_are_refused(value):
   [
     ("t5_1_1_smal", "nearest: t5_1_1_small", "`t2t train --help` lists"),
     ("default", "no such config", "`t2t train --help` lists"),
-    ("missing.py", "missing.py: no such file", "\n  afriberta_*, albert_*, babylm_*, bart_*, "),
+    ("missing.py", "missing.py: no such file", "\n  afriberta_*, albert_*, awd_lstm_*, babylm_*, "),
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):
@@ -413,7 +429,7 @@ def test_a_missing_config_is_told(capsys):
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
-  assert max(map(len, error.splitlines())) <= 80 and len(error) < 1_000
+  assert max(map(len, error.splitlines())) <= 80 and len(error) < 1_100
   found = " ".join(error.split()).partition("--help): ")[2].split(", ")
   assert {"bert_nsp_*", "labse_base", "tiny", "tiny_*"} <= set(found)
   assert t2t_main.main(["train", "--debug"]) == 2

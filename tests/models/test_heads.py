@@ -15,8 +15,7 @@ from t2t.checkpoints import manager, pretrained, tensor_writer, warm_start
 from t2t.configs import default
 from t2t.configuration.loading import load_config, override, records
 from t2t.convert import huggingface
-from t2t.models import config as config_lib
-from t2t.models import heads, transformer
+from t2t.models import head_config, heads, transformer
 from t2t.models.config import TransformerConfig
 from t2t.models.head_config import HeadConfig
 from t2t.training import optimizers, recipe, train_state
@@ -112,7 +111,7 @@ def with_heads(kind):
 
 def test_kinds_of_heads_are_those_that_a_config_may_name():
   """The config's list, which loads no model, equals the table's."""
-  assert tuple(heads.HEADS) == config_lib.HEADS
+  assert tuple(heads.HEADS) == head_config.HEADS
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Word vectors against gensim: an update of word2vec, fastText's hashes, and files that gensim reads."""
 
 from flax import nnx
-import gensim
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,8 @@ import pytest
 from t2t import losses
 from t2t.configuration.loading import load_config, records
 from t2t.contrib.static import negative_sampling, subwords, word_vectors
+
+gensim = pytest.importorskip("gensim", reason="needs gensim: pip install -r tests/parity-requirements.txt")
 
 NEGATIVE = 0  # the id that gensim draws each time
 ALPHA = 1e-4  # so small that the updates of a sentence add up

@@ -314,11 +314,14 @@ def test_gradients_are_clipped_by_their_norm_together():
   [
     (
       {"name": "adafctor"},
-      "config.optimizer.name='adafctor': unknown. Give one of adafactor, adamw, .*, stable_adamw; did you mean"
+      "config.optimizer.name='adafctor': unknown. Give one of adafactor, adagrad, adamw, .*, stable_adamw; did you mean"
       " adafactor?",
     ),
     ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
-    ({"name": "?"}, r"Give one of adafactor, adamw, lamb, lion, muon, schedule_free_adamw, sgd, stable_adamw\.$"),
+    (
+      {"name": "?"},
+      r"adafactor, adagrad, adamw, lamb, lion, muon, schedule_free_adamw, sgd, stable_adamw\.$",
+    ),
     ({"learning_rate": -1.0}, "config.optimizer.learning_rate=-1.0 must be at least 0.0"),
     ({"learning_rate": math.nan}, "config.optimizer.learning_rate=nan must be at least 0.0"),
     ({"clip_norm": math.inf}, "config.optimizer.clip_norm=inf must be at least 0.0"),
