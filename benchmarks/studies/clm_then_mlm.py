@@ -52,7 +52,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      60,
+      40,
       "A tiny ModernBERT, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation, 40 % masked; 600 "
       "steps of fine-tuning on four tasks.",
     ),
