@@ -15,7 +15,6 @@ from t2t import UserError, sharding
 from t2t.configuration.schema import Config
 from t2t.configuration.section_keys import key as config_key
 from t2t.contrib.static import negative_sampling
-from t2t.data.objectives import chunking
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Outputs, WeightedSum
@@ -23,6 +22,7 @@ from t2t.models import transformer
 from t2t.models.architecture import Batch, segments_of
 from t2t.models.config import TransformerConfig
 from t2t.runtime import data_packages
+from t2t.runtime.lazy_table import load
 
 seqio, tf = data_packages.lazy_module("seqio"), data_packages.lazy_module("tensorflow")
 
@@ -70,8 +70,10 @@ def glove(
     sequence_length: maximum length of "inputs" and of all other features.
     merge_documents: whether to join lines in groups, so that rows are full.
   """
-  length = chunking.room(sequence_length, {"inputs": 0})
-  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+  length = load("t2t.data.objectives.chunking:room")(sequence_length, {"inputs": 0})
+  dataset = load("t2t.data.objectives.chunking:cut")(
+    dataset, length=length, merge_documents=merge_documents, whole_documents=True
+  )
   return dataset.map(lambda features: {**features, "loss_weights": tf.ones_like(features["targets"])})
 
 
