@@ -3,14 +3,14 @@
 from t2t.models import presets
 
 _LLADA = {"8b": (4096, 32, 32, 128, 12288, 32)}  # Nie et al. 2025, table 5, as released
-_MDLM = {"small": presets._GPT2["small"]}  # Sahoo et al. 2024, appendix C.2, with the released configs
+_MDLM = {"small": presets.GPT2["small"]}  # Sahoo et al. 2024, appendix C.2, with the released configs
 LLADA_SIZES, MDLM_SIZES = tuple(_LLADA), tuple(_MDLM)
 
 
 def llada(size: str) -> dict[str, object]:
   """LLaDA (Nie et al. 2025): Llama's layers with bidirectional attention, for masked diffusion."""
   row = presets.entry(_LLADA, size)
-  fields = presets._llama(row, vocab_size=126_464, rotary_base=500_000.0)
+  fields = presets.llama(row, vocab_size=126_464, rotary_base=500_000.0)
   return fields | dict(architecture="encoder_only", num_encoder_layers=row[-1], num_decoder_layers=0)
 
 
@@ -19,7 +19,7 @@ def mdlm(size: str) -> dict[str, object]:
 
   The model does not depend on the time (`time_conditioning`), so its modulation by the time is left out.
   """
-  return presets._fields(
+  return presets.model_fields(
     architecture="encoder_only",
     **presets.encoder_row(presets.entry(_MDLM, size)),
     vocab_size=50_258,

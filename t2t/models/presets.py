@@ -5,7 +5,7 @@ The fields are in a dict, which a config may change.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
@@ -65,8 +65,8 @@ _ETTIN |= {"150m": _MODERN_BERT["base"], "400m": _MODERN_BERT["large"], "1b": (1
 # tensor2tensor's universal_transformer.py; layers are steps on each side, twice as many at most if they are adaptive.
 _UNIVERSAL = {"base": (1024, 16, 4096, 6), "big": (2048, 16, 8192, 6)}
 # Radford et al. 2019, table 2, as released: small has 124 M parameters and is often called gpt2.
-_GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
-_GPT2["xl"] = (1600, 25, 6400, 48)
+GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
+GPT2["xl"] = (1600, 25, 6400, 48)
 # Brown et al. 2020, table 2.1. Two inconsistent rows are changed to match the given parameter counts: xl has 16 heads
 # of 128 features, not 24, at width 2,048; 13B has width 5,120, not 5,140, for 40 heads of 128.
 _GPT3 = {
@@ -80,7 +80,7 @@ _GPT3 = {
   "175b": (12288, 96, 49152, 96),
 }
 # Shoeybi et al. 2020, table 2; Rosset 2020.
-_MEGATRON_GPT = {"355m": _GPT2["medium"], "2_5b": (1920, 20, 7680, 54), "8_3b": (3072, 24, 12288, 72)}
+_MEGATRON_GPT = {"355m": GPT2["medium"], "2_5b": (1920, 20, 7680, 54), "8_3b": (3072, 24, 12288, 72)}
 _TURING_NLG = {"17b": (4256, 28, 17024, 78)}
 # embed_dim, heads, kv heads, head_dim, mlp_dim, layers.  Touvron et al. 2023; 1b is TinyLlama (Zhang et al. 2024).
 _LLAMA2 = {
@@ -141,7 +141,7 @@ ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 ETTIN_SIZES = tuple(f"{side}_{size}" for side in ("encoder", "decoder") for size in _ETTIN)
 TRANSFORMER_XL_SIZES = tuple(_TRANSFORMER_XL)
-GPT2_SIZES = tuple(_GPT2)
+GPT2_SIZES = tuple(GPT2)
 GPT3_SIZES = tuple(_GPT3)
 MEGATRON_GPT_SIZES = tuple(_MEGATRON_GPT)
 TURING_NLG_SIZES = tuple(_TURING_NLG)
@@ -167,17 +167,18 @@ def entry(table: Mapping[str, T], size: str) -> T:
   return table[size]
 
 
-def _fields(**fields: Any) -> dict[str, Any]:
+def model_fields(**fields: object) -> dict[str, object]:
   """Returns the fields of `TransformerConfig`, so that nothing of another family's config remains.
 
   `remat` is left out: a config chooses it for the memory of a run, and keeps it when another family replaces the model.
   """
-  return {name: value for name, value in dataclasses.asdict(TransformerConfig(**fields)).items() if name != "remat"}
+  config = TransformerConfig(**cast(dict[str, Any], fields))
+  return {name: value for name, value in dataclasses.asdict(config).items() if name != "remat"}
 
 
 def _t5(table: Mapping[str, tuple], size: str, **overrides: Any) -> dict[str, Any]:
   embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *decoder_layers = entry(table, size)
-  return _fields(
+  return model_fields(
     architecture="encoder_decoder",
     embed_dim=embed_dim,
     num_heads=num_heads,
@@ -244,7 +245,7 @@ def encoder_row(row: tuple[int, int, int, int]) -> dict[str, int]:
 
 def encoder(row: tuple[int, int, int, int], **overrides: object) -> dict[str, object]:
   """Returns the fields that BERT and its relatives share, with the sizes of a row."""
-  return _fields(
+  return model_fields(
     architecture="encoder_only",
     **encoder_row(row),
     scale_attention=True,
@@ -277,7 +278,7 @@ def bert(size: str) -> dict[str, object]:
 def transformer_xl(size: str) -> dict[str, object]:
   """Transformer-XL (Dai et al. 2019): a post-norm decoder with relative sinusoids and a memory."""
   embed_dim, num_heads, head_dim, mlp_dim, layers, memory, dropout = entry(_TRANSFORMER_XL, size)
-  return _fields(
+  return model_fields(
     architecture="decoder_only",
     vocab_size=267_776 if size.startswith("wt103") else 256,
     embed_dim=embed_dim,
@@ -343,7 +344,7 @@ def transformer(size: str) -> dict[str, object]:
   of the embedding and, by Glorot's formula, of the projections of attention.
   """
   embed_dim, num_heads, mlp_dim, num_layers, dropout_rate = entry(_TRANSFORMER, size)
-  return _fields(
+  return model_fields(
     architecture="encoder_decoder",
     vocab_size=37_000,
     embed_dim=embed_dim,
@@ -425,7 +426,7 @@ def ettin(size: str) -> dict[str, object]:
 
 def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
   embed_dim, num_heads, mlp_dim, num_layers = row
-  return _fields(
+  return model_fields(
     architecture="decoder_only",
     embed_dim=embed_dim,
     num_heads=num_heads,
@@ -447,7 +448,7 @@ def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
 
 def gpt2(size: str) -> dict[str, object]:
   """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, tied logits."""
-  return _gpt(entry(_GPT2, size), vocab_size=50_257, max_length=1024)
+  return _gpt(entry(GPT2, size), vocab_size=50_257, max_length=1024)
 
 
 def universal_transformer(size: str) -> dict[str, object]:
@@ -472,9 +473,7 @@ def universal_transformer(size: str) -> dict[str, object]:
 
 def gpt1(size: str) -> dict[str, object]:
   """GPT (Radford et al. 2018): GPT-2 small with post-norm, half the positions and a separate vocabulary."""
-  return _gpt(
-    entry({"base": _GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1
-  )
+  return _gpt(entry({"base": GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1)
 
 
 def gpt3(size: str) -> dict[str, object]:
@@ -500,7 +499,7 @@ def turing_nlg(size: str) -> dict[str, object]:
 def mpt(size: str) -> dict[str, object]:
   """MPT (MosaicML 2023): ALiBi (Press et al. 2022), layer norms, no biases, tied logits."""
   embed_dim, num_heads, num_layers = entry(_MPT, size)
-  return _fields(
+  return model_fields(
     architecture="decoder_only",
     vocab_size=50_432,
     embed_dim=embed_dim,
@@ -546,9 +545,10 @@ def ul2(size: str) -> dict[str, object]:
   return _t5(_UL2, size, vocab_size=32_128, mlp_activation="gated_silu")
 
 
-def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
+def llama(row: tuple[int, ...], **overrides: object) -> dict[str, object]:
+  """Returns the fields of a Llama: width, heads, heads of keys, width of a head and of the MLP, layers."""
   embed_dim, num_heads, num_kv_heads, head_dim, mlp_dim, num_layers = row
-  return _fields(
+  return model_fields(
     architecture="decoder_only",
     embed_dim=embed_dim,
     num_heads=num_heads,
@@ -568,13 +568,13 @@ def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
 
 def llama2(size: str) -> dict[str, object]:
   """Llama 2 (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU; 1b with grouped queries."""
-  return _llama(entry(_LLAMA2, size), vocab_size=32_000)
+  return llama(entry(_LLAMA2, size), vocab_size=32_000)
 
 
 def mixtral(size: str) -> dict[str, object]:
   """Mixtral (Jiang et al. 2024): Llama with eight experts in each layer, two for each token."""
   changed = dict(feed_forward="moe", moe_experts=8, moe_experts_per_token=2, moe_normalize_gates=True)
-  return _llama(entry(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.04}
+  return llama(entry(_MIXTRAL, size), vocab_size=32_000, rotary_base=1e6) | changed | {"moe_balance_loss": 0.04}
 
 
 def switch(size: str) -> dict[str, object]:
@@ -608,7 +608,7 @@ def t5gemma(size: str) -> dict[str, object]:
   if size not in T5GEMMA_SIZES:
     entry(dict.fromkeys(T5GEMMA_SIZES), size)
   encoder, decoder = (_T5GEMMA[part] for part in size.split("_"))
-  fields = _llama(decoder, vocab_size=256_000, norm_offset=True, branch_norm=True, scale_embedding=True)
+  fields = llama(decoder, vocab_size=256_000, norm_offset=True, branch_norm=True, scale_embedding=True)
   fields |= dict(architecture="encoder_decoder", num_encoder_layers=encoder[-1], own_encoder_embedding=True)
   fields |= dict(norm_epsilon=1e-6, mlp_activation="gated_gelu", tied_logits=True)
   fields |= dict(attention_softcap=50.0, logits_softcap=30.0)
@@ -631,11 +631,11 @@ def llama3(size: str) -> dict[str, object]:
     rotary_scaling_original_length=8_192,
     tied_logits=version == "2",
   )
-  return _llama(entry(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0, **(scaled if version else {}))
+  return llama(entry(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0, **(scaled if version else {}))
 
 
 def qwen2(size: str) -> dict[str, object]:
   """Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases of queries, keys and values; small sizes tie the logits."""
-  fields = _llama(entry(_QWEN2, size), vocab_size=152_064, rotary_base=1_000_000.0, qkv_biases=True)
+  fields = llama(entry(_QWEN2, size), vocab_size=152_064, rotary_base=1_000_000.0, qkv_biases=True)
   small = size in ("0_5b", "1_5b", "3b")
   return fields | dict(norm_epsilon=1e-6, tied_logits=small) | (dict(vocab_size=151_936) if small else {})

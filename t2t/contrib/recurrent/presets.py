@@ -17,7 +17,7 @@ def awd_lstm(size: str) -> dict[str, object]:
   The embedding is tied to the logits. The authors drop 0.65 instead of 0.4 of the input on WikiText-2.
   """
   vocab_size, words, outer, between, weights = presets.entry(_AWD_LSTM, size)
-  return presets._fields(
+  return presets.model_fields(
     architecture="decoder_only",
     vocab_size=vocab_size,
     embed_dim=400,
@@ -59,7 +59,7 @@ def elmo() -> dict[str, object]:
 
   Both directions share embedding and logits. The vocabulary is that of the tokens, rounded up to a multiple of 128.
   """
-  return presets._fields(
+  return presets.model_fields(
     architecture="encoder_only",
     vocab_size=32_128,
     embed_dim=1_024,
