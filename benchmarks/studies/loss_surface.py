@@ -23,20 +23,23 @@ _SURFACE, _PLANE, _RANGE, _PATH = "surface", "plane", "plane range", "path"
 Arrays = dict[str, np.ndarray]  # path of a parameter -> values
 
 
+def _task(setting: Setting) -> str:
+  return "docs_package" if suite.is_docs(setting) else "glue_mrpc"
+
+
 def arms(setting: Setting) -> list[Arm]:
   """Returns fine-tuning from a pre-trained encoder and from scratch, each with its surface."""
   text = suite.text_stages(setting)
   pretrain = dataclasses.replace(suite.encoder(setting), seed=0)
-  docs = suite.is_docs(setting)
   steps = setting.sized(toy=400, small=4_000, base=4_000)
   keys = {
-    "data.mixture": "docs_package" if docs else "glue_mrpc",
+    "data.mixture": _task(setting),
     "train.steps": steps,
     "eval.every": steps,
     "checkpoint.save_interval_steps": steps // _SAVES,
     "checkpoint.max_to_keep": 2 * _SAVES,
   }
-  if docs:
+  if suite.is_docs(setting):
     keys["data.inputs_length"] = 64  # a third of the time
   surface = ActionStage("surface", _measure, reads=("finetune",))
   return [
@@ -195,11 +198,10 @@ def _rise(folders: Folders) -> float:
 
 def columns(setting: Setting) -> list[Column]:
   """Returns the rise of the training loss, the loss, the held-out accuracy, and the directness of the trajectory."""
-  task = "docs_package" if suite.is_docs(setting) else "glue_mrpc"
   return [
     Column("rise", _rise, LOWER),
     Column("training loss", lambda folders: _record(folders)["loss"], LOWER),
-    Column("accuracy", figures.metric("finetune", f"eval/{task}/accuracy"), HIGHER),
+    Column("accuracy", figures.metric("finetune", f"eval/{_task(setting)}/accuracy"), HIGHER),
     Column("directness", lambda folders: _record(folders)["directness"], HIGHER),
   ]
 

@@ -98,20 +98,27 @@ def _origin(rows: Sequence[StudyRow]) -> str:
 def _stages(rows: Sequence[StudyRow]) -> list[str]:
   """Returns a line for each stage with equal configs, with the means of its runs."""
   stages: dict[str, list[Mapping[str, Any]]] = {}
-  arms: dict[str, list[str]] = {}
   for row in rows:
     for stage in row.stages:
       stages.setdefault(stage["digest"], []).append(stage)
-      arms.setdefault(stage["digest"], []).append(row.arm)
-  lines = []
+  lines, arms = [], _arms_of_stages(rows)
   for key, runs in stages.items():
     mean = lambda name, runs=runs: _mean([run.get(name) for run in runs])
     cells = [f"{x:,.0f}" if x is not None else "-" for x in (mean("steps"),)]
     cells += [amounts.compact_count(x) if x else "-" for x in (mean("tokens"),)]
     cells += [f"{x:.2e}" if x else "-" for x in (mean("flops"),)]
     cells += [f"{x:.0f}" if x is not None else "-" for x in (mean("seconds"),)]
-    lines.append(f"| {runs[0]['name']} | {', '.join(dict.fromkeys(arms[key]))} | {' | '.join(cells)} |")
+    lines.append(f"| {runs[0]['name']} | {', '.join(arms[key])} | {' | '.join(cells)} |")
   return lines
+
+
+def _arms_of_stages(rows: Sequence[StudyRow]) -> dict[str, list[str]]:
+  """Returns digest of a stage -> arms that have it, in the order of the rows."""
+  arms: dict[str, dict[str, None]] = {}
+  for row in rows:
+    for stage in row.stages:
+      arms.setdefault(stage["digest"], {})[row.arm] = None
+  return {key: list(names) for key, names in arms.items()}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -121,13 +128,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _commands(rows: Sequence[StudyRow], seed: int) -> list[str]:
   """Returns the command of the stages of each config with their common keys, and a list of the other keys of each."""
-  stages: dict[str, dict[str, Any]] = {}
-  arms: dict[str, list[str]] = {}
-  for row in (row for row in rows if row.seed == seed):
-    for stage in (stage for stage in row.stages if "arguments" in stage):
-      stages[stage["digest"]] = stage
-      arms.setdefault(stage["digest"], []).append(row.arm)
-  lines = []
+  of_seed = [row for row in rows if row.seed == seed]
+  stages = {stage["digest"]: stage for row in of_seed for stage in row.stages if "arguments" in stage}
+  lines: list[str] = []
+  arms = _arms_of_stages(of_seed)
   for config in dict.fromkeys(stage["config"] for stage in stages.values()):
     keys_of = {key: stage["arguments"] for key, stage in stages.items() if stage["config"] == config}
     common = [
