@@ -1,4 +1,4 @@
-"""How often the words of a vocabulary occur, from the file of counts beside the vocabulary."""
+"""Counts of the words of a vocabulary, from the file beside the vocabulary."""
 
 from etils import epath
 import numpy as np

@@ -482,11 +482,11 @@ def preprocessors(
   """
   objective = _objective(name)
   options = dict(objective.published)
-  keys = {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}
-  of_words = {"window": window, "subsampling": subsampling}
-  keys |= {"mask_rate": mask_rate, "random_rate": random_rate} | of_words
-  for key, value in keys.items():
-    off = -1 if key == "window" else 0.0 if key.startswith(("noise", "mean")) else -1.0
+  # Key -> its value, and the value that stands for the published one.
+  of_noise = {"noise_density": (noise_density, 0.0), "mean_noise_span_length": (mean_noise_span_length, 0.0)}
+  of_noise |= {"mask_rate": (mask_rate, -1.0), "random_rate": (random_rate, -1.0)}
+  of_words = {"window": (window, -1), "subsampling": (subsampling, -1.0)}
+  for key, (value, off) in (of_noise | of_words).items():
     if value != off and key not in objective.published:
       raise UserError(
         f"config.data.{key}={value} has no effect with config.data.objective={name}. Set config.data.{key}={off}."
