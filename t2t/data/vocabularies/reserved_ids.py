@@ -25,8 +25,8 @@ def load(spec: str, *, extra_ids: int = 100) -> Vocabulary:
   """Loads the vocabulary that `spec` names, with `extra_ids` sentinels after its ids.
 
   Args:
-    spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as in ByT5), or the path or URL of a vocabulary file or of a
-      published model's folder, see `vocabulary_files.found_in`.
+    spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as in ByT5), "docs-SIZE" (`docs_vocabulary`), or the path or
+      URL of a vocabulary file or of a published model's folder, see `vocabulary_files.found_in`.
     extra_ids: number of sentinels; the last id is <extra_id_0>, and numbers increase with decreasing ids.
 
   Raises:
@@ -38,6 +38,8 @@ def load(spec: str, *, extra_ids: int = 100) -> Vocabulary:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
     return vocabulary_classes.ByteVocabulary(extra_ids=extra_ids)
+  if size := re.fullmatch(r"docs-(\d+)", spec):
+    return docs_vocabulary(size=int(size[1]), extra_ids=extra_ids)
   where = f"config.data.vocabulary={spec}"
   spec = gcs.fetched(spec, where="config.data.vocabulary=", vocabulary=True)
   path = epath.Path(spec).expanduser()
@@ -334,25 +336,26 @@ class _PublishedVocabulary(SentencePieceVocabulary):
 
 
 class _DocsVocabulary(SentencePieceVocabulary):
-  """The vocabulary of the embedded default; its model is trained on first use, not when a task names it."""
+  """A vocabulary of the installed documentation; its model is trained on first use, not when a task names it."""
 
-  def __init__(self, *, extra_ids: int):
-    super().__init__("docs/spiece.model", extra_ids=extra_ids)
+  def __init__(self, size: int, *, extra_ids: int):
+    super().__init__(f"docs-{size}/spiece.model", extra_ids=extra_ids)
+    self.size = size
 
   def _model_context(self):
     if self._model is None:
-      self._sentencepiece_model_file = str(_docs_model())
+      self._sentencepiece_model_file = str(_docs_model(self.size))
     return super()._model_context()
 
   def __eq__(self, other):
-    return isinstance(other, _DocsVocabulary) and self.extra_ids == other.extra_ids
+    return isinstance(other, _DocsVocabulary) and (self.size, self.extra_ids) == (other.size, other.extra_ids)
 
 
-def _docs_model() -> pathlib.Path:
+def _docs_model(size: int) -> pathlib.Path:
   from t2t.data import docs_corpus
   from t2t.data.vocabularies import training
 
-  path = docs_corpus.folder() / f"spiece_{DOCS_SIZE}" / "spiece.model"
+  path = docs_corpus.folder() / f"spiece_{size}" / "spiece.model"
   if path.exists():
     return path
   lines = docs_corpus.files()["train"].read_text().splitlines()
@@ -363,13 +366,13 @@ def _docs_model() -> pathlib.Path:
       break
     texts.append(json.loads(line)["text"])
     characters += len(texts[-1])
-  return training.train_sentencepiece(texts, size=DOCS_SIZE, output_dir=path.parent, character_coverage=1.0)
+  return training.train_sentencepiece(texts, size=size, output_dir=path.parent, character_coverage=1.0)
 
 
-def docs_vocabulary(*, extra_ids: int = 100) -> SentencePieceVocabulary:
-  """Returns the SentencePiece vocabulary of the installed documentation, 4,096 tokens and `extra_ids` sentinels.
+def docs_vocabulary(*, size: int = DOCS_SIZE, extra_ids: int = 100) -> SentencePieceVocabulary:
+  """Returns the SentencePiece vocabulary of the installed documentation, `size` tokens and `extra_ids` sentinels.
 
   The first use on a machine reads the documentation and trains the model (about 10 s). Later uses load it from the
   cache folder.
   """
-  return _DocsVocabulary(extra_ids=extra_ids)
+  return _DocsVocabulary(size, extra_ids=extra_ids)
