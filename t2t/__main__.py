@@ -6,7 +6,6 @@ import errno
 import gc
 import importlib
 import os
-import pathlib
 import re
 import sys
 import threading
@@ -52,8 +51,6 @@ SUBCOMMANDS = {
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 _TRAINING = ("train", "sweep", "curve", "study", "pet", "superglue")
-
-_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 # OS errors with an obvious remedy, which need no traceback.
 _MACHINE = {
@@ -109,22 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     return _run(command, arguments)
 
 
-def _ask_for_huge_pages() -> None:
-  """Starts this process again with huge pages for large allocations, if Linux gives them on request only.
-
-  A step on a CPU allocates its buffers and frees them. With pages of 4 KiB the kernel takes a fifth of the time of
-  `tiny`. glibc reads the setting when a process starts; one that the user has set stays.
-  """
-  tunables = os.environ.get("GLIBC_TUNABLES", "")
-  if "hugetlb" in tunables or not _HUGE_PAGES.exists() or "[madvise]" not in _HUGE_PAGES.read_text():
-    return
-  os.environ["GLIBC_TUNABLES"] = f"{tunables}:glibc.malloc.hugetlb=1".lstrip(":")
-  os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
 def _of_process() -> int:
-  if sys.argv[1:2] and sys.argv[1] in (*_TRAINING, "eval", "infer", "embed"):
-    _ask_for_huge_pages()
   try:
     code = main(sys.argv[1:])
   except Exception:
