@@ -3,6 +3,7 @@
 import collections
 import json
 
+from hypothesis import given, strategies
 import numpy as np
 import pytest
 import seqio
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from t2t import sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import docs_corpus, pipeline, registry
+from t2t.data import docs_corpus, pipeline, registry, vocabularies
 from t2t.data.sources import docstrings
 
 registry.load("t2t.tasks.docs")
@@ -156,6 +157,43 @@ def test_cloze_and_punctuation(installed):
   assert [docstrings.PUNCTUATION[tag] for tag in found["tags"]] == ["O", "B-stop", "O", "B-comma", "B-stop", "O", "O"]
   tagged = examples("docs_punctuation")
   assert len(tagged) == 40 and tagged[0]["targets_pretokenized"].decode().startswith("stop: 10; ")
+
+
+@given(
+  strategies.lists(strategies.sampled_from(["the", "sum", "of", "two", "terms."]), max_size=9),
+  strategies.integers(0, 99),
+)
+def test_two_neighbours_are_exchanged(words, number):
+  """The summary as it is, and with two neighbours exchanged; the first and the last word keep their places."""
+  record = {"summary": [" ".join(words)], "idx": [number]}
+  found = list(docstrings.exchanged(tf.data.Dataset.from_tensor_slices(record)).as_numpy_iterator())
+  if len(words) < 4:
+    assert not found
+    return
+  if not found:  # the neighbours were equal
+    assert len(set(words[1:-1])) < len(words[1:-1])
+    return
+  true, false = found
+  assert (true["label"], true["idx"], false["label"], false["idx"]) == (1, 2 * number, 0, 2 * number + 1)
+  kept, changed = true["summary"].decode().split(), false["summary"].decode().split()
+  places = [place for place, pair in enumerate(zip(kept, changed, strict=True)) if pair[0] != pair[1]]
+  assert kept == words and len(places) == 2 and places[1] == places[0] + 1 and 0 < places[0] < len(words) - 2
+  assert [kept[places[0]], kept[places[1]]] == [changed[places[1]], changed[places[0]]]
+
+
+def test_exchanged_words_are_a_task(installed):
+  found = examples("docs_order")
+  assert len(found) == 80 and sum(each["label"] for each in found) == 40
+  assert found[0]["inputs_pretokenized"].decode().startswith("docs order summary: Return the value of")
+
+
+def test_a_vocabulary_of_another_size(installed):
+  """config.data.vocabulary=docs-SIZE has at most so many tokens, and is compared by its size."""
+  small, large = (vocabularies.load(f"docs-{size}", extra_ids=10) for size in (40, 100_000))
+  assert small.vocab_size == 50 < large.vocab_size < 1_000 and small != large
+  assert small == vocabularies.docs_vocabulary(size=40, extra_ids=10)
+  assert small != vocabularies.docs_vocabulary(size=40, extra_ids=9)
+  assert large.decode(large.encode("Return the value")) == "Return the value"
 
 
 @pytest.mark.slow

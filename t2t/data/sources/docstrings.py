@@ -185,6 +185,37 @@ def cloze(dataset: tf.data.Dataset) -> tf.data.Dataset:
   return examples.filter(lambda example: tf.size(example["answers"]["text"]) > 0)
 
 
+def exchanged(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Gives each summary as it is (label 1), and with two neighbouring words exchanged (label 0).
+
+  In:  {"summary": "Return the calendar of a month.", "idx": 3}
+  Out: {"summary": "Return the calendar of a month.", "label": 1, "idx": 6},
+       {"summary": "Return the of calendar a month.", "label": 0, "idx": 7}       the place depends on `idx`
+
+  For `preprocessors.labelled`. Summaries of less than four words, and equal neighbours, are left out.
+
+  Source: sentences with exchanged words as in the bigram shift task of Conneau et al. 2018.
+  """
+
+  def both(features: Features) -> Features:
+    words = tf.strings.split(features["summary"])
+    # The last word keeps its place, because its stop would give the answer away; likewise the capital of the first.
+    seed = tf.stack([features["idx"], 0])
+    first = tf.random.stateless_uniform([], seed, minval=1, maxval=tf.size(words) - 2, dtype=tf.int32)
+    order = tf.range(tf.size(words))
+    order = tf.concat([order[:first], order[first : first + 2][::-1], order[first + 2 :]], 0)
+    changed = tf.strings.reduce_join(tf.gather(words, order), separator=" ")
+    return {
+      "summary": tf.stack([tf.strings.reduce_join(words, separator=" "), changed]),
+      "label": tf.constant([1, 0]),
+      "idx": 2 * features["idx"] + tf.constant([0, 1]),
+    }
+
+  long_enough = dataset.filter(lambda features: tf.size(tf.strings.split(features["summary"])) >= 4)
+  pairs = long_enough.map(both, num_parallel_calls=tf.data.AUTOTUNE)
+  return pairs.filter(lambda pair: pair["summary"][0] != pair["summary"][1]).unbatch()
+
+
 PUNCTUATION = ("O", "B-comma", "B-stop")
 _MOST_WORDS = 32
 

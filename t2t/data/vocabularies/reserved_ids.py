@@ -366,11 +366,13 @@ def _docs_model(size: int) -> pathlib.Path:
       break
     texts.append(json.loads(line)["text"])
     characters += len(texts[-1])
-  return training.train_sentencepiece(texts, size=size, output_dir=path.parent, character_coverage=1.0)
+  return training.train_sentencepiece(texts, size=size, output_dir=path.parent, character_coverage=1.0, is_limit=True)
 
 
 def docs_vocabulary(*, size: int = DOCS_SIZE, extra_ids: int = 100) -> SentencePieceVocabulary:
-  """Returns the SentencePiece vocabulary of the installed documentation, `size` tokens and `extra_ids` sentinels.
+  """Returns the SentencePiece vocabulary of the installed documentation, with `extra_ids` sentinels.
+
+  It has `size` tokens, or fewer if the text does not allow so many (about 17,000 with the packages that t2t needs).
 
   The first use on a machine reads the documentation and trains the model (about 10 s). Later uses load it from the
   cache folder.

@@ -30,6 +30,7 @@ def train_sentencepiece(
   character_coverage: float | None = None,
   byte_fallback: bool = False,
   symbols: Sequence[str] = (),
+  is_limit: bool = False,
 ) -> pathlib.Path:
   """Trains a unigram model in T5's format (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
 
@@ -40,6 +41,7 @@ def train_sentencepiece(
     character_coverage: fraction of the text covered by characters with a token; None: `coverage_for` it.
     symbols: strings that are always one token, such as the tags of config.data.language_tags.
     byte_fallback: whether a character without a token becomes UTF-8 bytes instead of unknown.
+    is_limit: whether little text gives fewer tokens than `size`, instead of an error.
 
   Returns:
     The path of the model.
@@ -66,6 +68,7 @@ def train_sentencepiece(
         vocab_size=size,
         character_coverage=character_coverage,
         byte_fallback=byte_fallback,
+        hard_vocab_limit=not is_limit,
         user_defined_symbols=list(symbols),
         pad_id=0,
         eos_id=1,
