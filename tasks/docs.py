@@ -1,7 +1,7 @@
 """Default corpus: the documentation of installed packages, with its own vocabulary.
 
-Tasks are called docs_OBJECTIVE. The fine-tuning tasks are docs_summary, docs_match, docs_package, docs_cloze and
-docs_punctuation; docs_pairs has pairs of texts.
+Tasks are called docs_OBJECTIVE. The fine-tuning tasks are docs_summary, docs_match, docs_package, docs_order,
+docs_cloze and docs_punctuation; docs_pairs has pairs of texts.
 """
 
 import functools
@@ -70,6 +70,18 @@ seqio.TaskRegistry.add(
   preprocessors=preprocessors.text_to_text(_of_package, _named),
   output_features={"inputs": _TEXT, "targets": _TEXT},
   postprocess_fn=postprocessors.label(_PACKAGES),
+  metric_fns=[task_metrics.accuracy],
+  shuffle_buffer_size=1_024,
+)
+
+# Classify whether a sentence is as it was written, or has two neighbouring words exchanged.
+_ordered = functools.partial(preprocessors.labelled, prefix="docs order", fields=("summary",), labels=_LABELS)
+seqio.TaskRegistry.add(
+  "docs_order",
+  source=docstrings.DocstringSource(),
+  preprocessors=preprocessors.text_to_text(docstrings.exchanged, _ordered),
+  output_features={"inputs": _TEXT, "targets": _TEXT},
+  postprocess_fn=postprocessors.label(_LABELS),
   metric_fns=[task_metrics.accuracy],
   shuffle_buffer_size=1_024,
 )

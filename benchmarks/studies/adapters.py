@@ -117,8 +117,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       100,
-      "A tiny ModernBERT with biases, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
-      "documentation; 600 steps of fine-tuning on four tasks together, at the better of two learning rates.",
+      "A tiny encoder with biases, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
+      "documentation; 300 steps of fine-tuning on three tasks together, at the better of two learning rates.",
     ),
     "small": Scale("one H200", 900, "BERT base, 30,000 steps; GLUE, 20,000 steps, at the better of two rates."),
     "base": Scale("eight H200", 2_500, "BERT base, 125,000 steps; GLUE, 60,000 steps, at the better of two rates."),

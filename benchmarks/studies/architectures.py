@@ -74,8 +74,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       150,
-      "A tiny T5 1.1, 2 and 2 layers of width 64, 1,000 steps of 32 rows with 64 positions of the documentation; 600 "
-      "steps of fine-tuning on five tasks.",
+      "A tiny T5 1.1, 2 and 2 layers of width 64, 1,000 steps of 32 rows with 64 positions of the documentation; 300 "
+      "steps of fine-tuning on four tasks.",
     ),
     "small": Scale("one H200", 1_500, "T5 1.1 small, 30,000 steps; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 4_000, "T5 1.1 base, 125,000 steps; GLUE, 60,000 steps."),

@@ -25,7 +25,7 @@ def pretraining(setting: Setting, objective: str) -> TrainStage:
     config = setting.config or "tiny_bart"
     lengths = {"data.inputs_length": 64, "data.targets_length": 64, "train.batch_size": 32}
     sizes = {**suite.TOY_MODEL, "model.num_encoder_layers": 2, "model.num_decoder_layers": 2, **lengths}
-    size = {**({} if setting.config else sizes), **suite.budget(suite.TOY_STEPS), "model.attention_init_bias": 6.0}
+    size = {**({} if setting.config else sizes), **suite.budget(suite.TOY_STEPS)}
   else:
     config = setting.config or "bart_base"
     lengths = {"data.inputs_length": 256, "data.targets_length": 256, "train.batch_size": 256}
@@ -70,7 +70,7 @@ STUDY = Study(
       "two CPU cores",
       170,
       "A tiny encoder-decoder, 2 + 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; "
-      "600 steps of fine-tuning on five tasks, a summary among them.",
+      "300 steps of fine-tuning on four tasks, a summary among them.",
     ),
     "small": Scale("one H200", 600, "BART base, 30,000 steps of 256 x 256 tokens; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 1_500, "BART base, 125,000 steps of 256 x 256 tokens; GLUE, 60,000 steps."),

@@ -53,8 +53,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       40,
-      "A tiny ModernBERT, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation, 40 % masked; 600 "
-      "steps of fine-tuning on four tasks.",
+      "A tiny encoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation, 40 % masked; 300 "
+      "steps of fine-tuning on three tasks.",
     ),
     "small": Scale("one H200", 400, "BERT base, 30,000 steps, 40 % masked; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 700, "BERT base, 40,000 steps, 40 % masked; GLUE, 60,000 steps."),

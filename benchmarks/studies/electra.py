@@ -30,7 +30,7 @@ def keys_of(setting: Setting, name: str) -> tuple[str, dict[str, Any]]:
     config = setting.config or "tiny_modern_bert"
     size = {**suite.TOY_MODEL, "model.num_encoder_layers": 2, "data.inputs_length": 64, "data.targets_length": 64}
     size = {} if setting.config else {**size, "train.batch_size": 32}
-    generator = {"embed_dim": 32, "num_heads": 1, "mlp_dim": 96, "num_layers": 2}
+    generator = {"embed_dim": 32, "num_heads": 2, "mlp_dim": 96, "num_layers": 2}
   else:
     config, size = setting.config or setting.sized(small="electra_small", base="electra_base"), {}
     generator = setting.sized(
@@ -106,8 +106,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       90,
-      "A tiny ModernBERT, 2 layers of width 64, with a generator of half the width; the FLOPs of 1,000 steps of "
-      "ELECTRA with 32 x 64 tokens of the installed documentation; 600 steps of fine-tuning on four tasks.",
+      "A tiny encoder, 2 layers of width 64, with a generator of half the width; the FLOPs of 1,000 steps of "
+      "ELECTRA with 32 x 64 tokens of the installed documentation; 300 steps of fine-tuning on three tasks.",
     ),
     "small": Scale("one H200", 900, "ELECTRA small, the FLOPs of 100,000 of its steps; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 2_000, "ELECTRA base, the FLOPs of 100,000 of its steps; GLUE, 60,000 steps."),

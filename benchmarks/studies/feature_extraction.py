@@ -23,23 +23,6 @@ from t2t.studies.definition import (
 from t2t.training import metric_writers
 
 _FROZEN = {"train.freeze": "^(?!heads/)"}
-# Task -> kind of its head, and number of classes; a head that reads all layers has to name them.
-_DOCS = {
-  "docs_package": ("class", 9),
-  "docs_match": ("class", 2),
-  "docs_cloze": ("span", 2),
-  "docs_punctuation": ("tag", 3),
-}
-_GLUE = {
-  "glue_cola": ("class", 2),
-  "glue_sst2": ("class", 2),
-  "glue_mrpc": ("class", 2),
-  "glue_stsb": ("score", 1),
-  "glue_qqp": ("class", 2),
-  "glue_mnli": ("class", 3),
-  "glue_qnli": ("class", 2),
-  "glue_rte": ("class", 2),
-}
 
 
 def arms(setting: Setting) -> list[Arm]:
@@ -50,7 +33,7 @@ def arms(setting: Setting) -> list[Arm]:
   # Fresh parameters, except for one step without a learning rate: what an encoder without pre-training gives.
   one_step = {"train.steps": 1, "eval.every": 1, "checkpoint.save_interval_steps": 1, "optimizer.learning_rate": 1e-12}
   untrained = dataclasses.replace(suite.encoder(setting, {**layers, **one_step}, name="pretrain"), seed=0)
-  every = setting.sized(toy=60, small=4_000, base=12_000)
+  every = setting.sized(toy=30, small=4_000, base=12_000)
   gradual = {"optimizer.param_groups": f".: unfreeze_every={every}"}
   probes = lambda of: ActionStage("probes", _probe(setting, of), reads=(of,))
   of_pretrained, of_finetuned = probes("pretrain"), probes("finetune")
@@ -58,22 +41,12 @@ def arms(setting: Setting) -> list[Arm]:
   return [
     Arm("fine-tuning", [*text, pretrain, finetuning({}), of_finetuned]),
     Arm("gradual unfreezing", [*text, pretrain, finetuning(gradual), of_finetuned]),
-    Arm("features: all layers", [*text, pretrain, finetuning({**_FROZEN, **_mixed(setting)}), of_pretrained]),
+    Arm(
+      "features: all layers", [*text, pretrain, finetuning({**_FROZEN, **suite.mixed_heads(setting)}), of_pretrained]
+    ),
     Arm("features: last layer", [*text, pretrain, finetuning(_FROZEN), of_pretrained]),
     Arm("features: untrained", [*text, untrained, finetuning(_FROZEN), of_pretrained]),
   ]
-
-
-def _mixed(setting: Setting) -> dict[str, Any]:
-  """Returns the key of heads that read a learned weighted sum of all layers."""
-  docs = suite.is_docs(setting)
-  heads = []
-  for name, (kind, classes) in (_DOCS if docs else _GLUE).items():
-    head: dict[str, Any] = {"name": name, "kind": kind, "num_classes": classes, "layers": "mix"}
-    if kind in ("class", "score"):
-      head["reads"] = "mean" if docs else "first"  # the documentation's vocabulary has no [CLS]
-    heads.append(head)
-  return {"model.heads": tuple(heads)}
 
 
 def _probe(setting: Setting, stage: str) -> Any:
@@ -162,8 +135,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       40,
-      "A tiny ModernBERT, 4 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
-      "documentation; 600 steps on four tasks; probes of 2,000 docstrings for their package.",
+      "A tiny encoder, 4 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
+      "documentation; 300 steps on three tasks; probes of 2,000 docstrings for their package.",
     ),
     "small": Scale("one H200", 400, "BERT base, 30,000 steps; GLUE, 20,000 steps; probes of SST-2."),
     "base": Scale("eight H200", 900, "BERT base, 125,000 steps; GLUE, 60,000 steps; probes of SST-2."),

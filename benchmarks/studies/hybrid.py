@@ -107,8 +107,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       75,
-      "A tiny Llama, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; 600 steps "
-      "of fine-tuning on four tasks.",
+      "A tiny Llama, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; 300 steps "
+      "of fine-tuning on three tasks.",
     ),
     "small": Scale("one H200", 400, "Ettin's decoder of 32 M, 30,000 steps of 256 x 128 tokens; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 900, "Ettin's decoder of 150 M, 125,000 steps of 256 x 128; GLUE, 60,000 steps."),

@@ -127,7 +127,7 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       12,
-      "A tiny ModernBERT, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
+      "A tiny encoder, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
       "documentation; the package of a docstring out of nine, 200 steps of 16 examples with every number of labels.",
     ),
     "small": Scale("one H200", 120, "BERT base, 30,000 steps; SST-2, 2,000 steps with every number of labels."),

@@ -274,7 +274,7 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       10,
-      f"A tiny ModernBERT, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
+      f"A tiny encoder, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
       f"documentation; 400 steps on the package of a docstring; losses of 128 training examples "
       f"at {_POINTS} x {_POINTS} points of two planes. "
       f"Rise is the mean increase of the loss within a filter-normalized distance of {_RADIUS:g}. "

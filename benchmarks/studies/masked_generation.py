@@ -283,7 +283,7 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       40,
-      "A tiny ModernBERT and a tiny Llama, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
+      "A tiny encoder and a tiny decoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
       "documentation; a judge of 3 layers of width 128; 128 texts.",
     ),
     "small": Scale("one H200", 400, "Ettin of 32 M as encoder and decoder, 30,000 steps; its decoder of 68 M judges."),

@@ -47,8 +47,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       90,
-      "A tiny ModernBERT, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation; 600 steps "
-      "of fine-tuning on four tasks.",
+      "A tiny encoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation; 300 steps "
+      "of fine-tuning on three tasks.",
     ),
     "small": Scale("one H200", 600, "BERT base, 30,000 steps; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 1_500, "BERT base, 125,000 steps; GLUE, 60,000 steps."),

@@ -51,7 +51,7 @@ def _pretraining(setting: Setting, languages: tuple[str, ...], alpha: float, fac
     keys[f"data.sources.{name}.language"] = name
   # Bytes, so that losses of all arms are of the same units, and no vocabulary is divided among languages.
   keys |= {"data.vocabulary": "bytes", "data.alpha": alpha, "data.num_streams": 1, "model.vocab_size": 384}
-  width, heads, length = setting.sized(toy=(64, 2, 128), small=(256, 4, 512), base=(512, 8, 512))
+  width, heads, length = setting.sized(toy=(64, 4, 128), small=(256, 4, 512), base=(512, 8, 512))
   layers, batch = setting.sized(toy=(2, 16), small=(6, 64), base=(12, 256))
   keys |= {
     "model.embed_dim": factor * width,
@@ -63,6 +63,8 @@ def _pretraining(setting: Setting, languages: tuple[str, ...], alpha: float, fac
     "data.targets_length": length,
     "train.batch_size": batch,
   }
+  if setting.scale == "toy":
+    keys |= {"model.positions": "relative", "model.attention_init_bias": 6.0}
   steps = setting.sized(toy=1_000, small=20_000, base=100_000)
   keys |= {**suite.budget(steps), "eval.every": steps // 5, "eval.batches": 64, "eval.batch_size": 16}
   return TrainStage("pretrain", "tiny_modern_bert", keys)

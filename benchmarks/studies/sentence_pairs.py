@@ -89,8 +89,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       60,
-      "A tiny ModernBERT with segment types, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
-      "documentation (short: 64 x 32); 600 steps of fine-tuning on four tasks.",
+      "A tiny encoder with segment types, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
+      "documentation (short: 64 x 32); 300 steps of fine-tuning on three tasks.",
     ),
     "small": Scale(
       "one H200", 400, "BERT base, 30,000 steps of 256 x 128 tokens (short: 512 x 64); GLUE, 20,000 steps."

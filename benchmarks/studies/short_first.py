@@ -12,7 +12,9 @@ _TOY_STEPS = 1_000
 def arms(setting: Setting) -> list[Arm]:
   """Returns short first, long sequences alone with equal steps and with equal FLOPs, and short sequences alone."""
   text = suite.text_stages(setting)
-  finetune = suite.finetuning(setting, suite.ENCODER, start="pretrain")
+  # Long inputs, because the question is what short sequences cost on them.
+  inputs = {"data.inputs_length": 200} if suite.is_docs(setting) else {}
+  finetune = suite.finetuning(setting, suite.ENCODER, start="pretrain", keys=inputs)
   short, long = setting.sized(toy=(64, 256), small=(128, 512), base=(128, 512))
   steps = setting.sized(toy=_TOY_STEPS, small=30_000, base=125_000)
   equal_flops = round(steps * (_SHORT_FRACTION * short / long + 1.0 - _SHORT_FRACTION))
@@ -23,7 +25,8 @@ def arms(setting: Setting) -> list[Arm]:
     "long (equal FLOPs)": {"train.steps": equal_flops, "stages": ()},
     "short alone": {"train.steps": steps, "stages": (), "data.inputs_length": short},
   }
-  size = {"data.inputs_length": long, "model.positions": "learned", "model.max_length": long}
+  size = {"data.inputs_length": long, "model.positions": "learned", "model.attention_init_bias": 0.0}
+  size |= {"model.max_length": long}
   if setting.scale == "toy":
     size |= {"train.batch_size": 16, "data.targets_length": long}
   made = []
@@ -67,9 +70,9 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       60,
-      f"A tiny ModernBERT with learned positions, 2 layers of width 64; {_TOY_STEPS:,} steps of 16 sequences of 64 or "
-      "256 tokens of the documentation (325 steps at equal FLOPs, counted by tokens); 600 steps of fine-tuning on four "
-      "tasks with 200 tokens.",
+      f"A tiny encoder with learned positions, 2 layers of width 64; {_TOY_STEPS:,} steps of 16 sequences of 64 or "
+      "256 tokens of the documentation (325 steps at equal FLOPs, counted by tokens); 300 steps of fine-tuning on "
+      "three tasks with up to 200 tokens.",
     ),
     "small": Scale("one H200", 500, "BERT base, 30,000 steps of 128 or 512 tokens; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 1_200, "BERT base, 125,000 steps of 128 or 512 tokens; GLUE, 60,000 steps."),

@@ -47,7 +47,7 @@ def pretraining(setting: Setting, objective: str, rate: float, span: int) -> Tra
   if setting.scale == "toy":
     config = setting.config or "tiny_t5"
     layers = {**suite.TOY_MODEL, "model.num_encoder_layers": 2, "model.num_decoder_layers": 2, "train.batch_size": 32}
-    size = {**({} if setting.config else layers), **suite.budget(suite.TOY_STEPS), "model.attention_init_bias": 6.0}
+    size = {**({} if setting.config else layers), **suite.budget(suite.TOY_STEPS)}
   else:
     config = setting.config or setting.sized(small="t5_small", base="t5_base")
     size = {"train.batch_size": 512, **suite.budget(setting.sized(small=30_000, base=125_000))}
@@ -85,7 +85,7 @@ STUDY = Study(
       "two CPU cores",
       230,
       "A tiny T5, 2 + 2 layers of width 64, 1,000 steps of 32 x 64 input tokens of the installed documentation; "
-      "600 steps of fine-tuning on five tasks, a summary among them.",
+      "300 steps of fine-tuning on four tasks, a summary among them.",
     ),
     "small": Scale("one H200", 1_600, "T5 small, 30,000 steps of 512 x 128 input tokens; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 2_500, "T5 base, 125,000 steps of 512 x 128 input tokens; GLUE, 60,000 steps."),

@@ -135,7 +135,7 @@ STUDY = Study(
       "two CPU cores",
       60,
       "Encoders of 400,000 parameters in 2 layers, as wide as the embedding leaves; 1,000 steps of 32 x 64 tokens of "
-      "the documentation; 600 steps of fine-tuning on four tasks.",
+      "the documentation; 300 steps of fine-tuning on three tasks.",
     ),
     "small": Scale("one H200", 500, "110 million parameters in 12 layers, 30,000 steps; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 1_300, "192 million parameters in 12 layers, 125,000 steps; GLUE, 60,000 steps."),
