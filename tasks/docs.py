@@ -74,12 +74,12 @@ seqio.TaskRegistry.add(
   shuffle_buffer_size=1_024,
 )
 
-# Classify whether a sentence is as it was written, or has two neighbouring words exchanged.
+# Classify whether the words of a sentence are in their order.
 _ordered = functools.partial(preprocessors.labelled, prefix="docs order", fields=("summary",), labels=_LABELS)
 seqio.TaskRegistry.add(
   "docs_order",
   source=docstrings.DocstringSource(),
-  preprocessors=preprocessors.text_to_text(docstrings.exchanged, _ordered),
+  preprocessors=preprocessors.text_to_text(docstrings.shuffled, _ordered),
   output_features={"inputs": _TEXT, "targets": _TEXT},
   postprocess_fn=postprocessors.label(_LABELS),
   metric_fns=[task_metrics.accuracy],

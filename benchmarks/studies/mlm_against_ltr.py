@@ -89,7 +89,7 @@ STUDY = Study(
       "two CPU cores",
       60,
       "A tiny encoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; 300 "
-      "steps of fine-tuning on two tasks, exchanged words as classes and punctuation as tags.",
+      "steps of fine-tuning on two tasks, order of words as classes and punctuation as tags.",
     ),
     "small": Scale("one H200", 240, "BERT base, 30,000 steps; MNLI, 10,000 steps."),
     "base": Scale("eight H200", 6_000, "BERT base, 1,000,000 steps; MNLI, 36,000 steps."),

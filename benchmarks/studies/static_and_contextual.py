@@ -79,7 +79,7 @@ STUDY = Study(
   },
   caveats=(
     "the task models here are a linear head on the mean of a text, or on each word; the paper's are recurrent networks "
-    "with attention, which read the order of static vectors. A mean of static vectors cannot see that two words are "
-    "exchanged."
+    "with attention, which read the order of static vectors. A mean of static vectors does not depend on the "
+    "order of words."
   ),
 )

@@ -22,6 +22,7 @@ from t2t.studies import definition, figures, picture, results
 from t2t.studies.definition import ActionStage, Setting, Study, TrainStage
 from t2t.studies.results import StudyRow
 from t2t.training.callbacks.one_of_many import OneOfMany
+from t2t.training.remembered_data import RememberedData
 from t2t.training.run import Diverged
 from t2t.training.train import train
 
@@ -179,6 +180,7 @@ class StudyRuns:
     self._rows = {(row.arm, row.seed): row for row in map(results.parsed, hosts.share(saved))}
     self._check_rows()
     self._seconds: dict[str, list[float]] = {}  # of the trainings of this call, by name of the stage
+    self._data = RememberedData()
     self._ended: set[str] = set()  # workdirs of stages that have finished
     self._diverged: dict[str, str] = {}  # workdir -> reason; other arms may have the same stage
 
@@ -269,7 +271,7 @@ class StudyRuns:
     else:
       config = stage_config(planned, workdirs, seed)
       try:
-        train(config, str(workdir), callbacks=[OneOfMany()])
+        train(config, str(workdir), callbacks=[OneOfMany()], data=self._data)
       except Diverged as error:
         reason = str(error).partition("\n")[0]
         self._diverged[str(workdir)] = f"diverged: {reason}"

@@ -116,12 +116,16 @@ class SubsetSource(named.NamedSource):
     kept = _kept_choices(self.source)
     key = (self.task, self.split, self.number, self.seed)
     if key not in kept:
-      kept[key] = self._choose()
+      kept[key] = self._choose(kept)
     return kept[key]
 
-  def _choose(self) -> np.ndarray:
+  def _choose(self, kept: dict) -> np.ndarray:
+    key = (self.task, self.split)
     try:
-      labels_by_index = {int(index): label.decode() for index, label in _labels(self.of_task, self._records())}
+      # Each choice has the same labels.
+      kept[key] = labels_by_index = kept.get(key) or {
+        int(index): label.decode() for index, label in _labels(self.of_task, self._records())
+      }
     except tf.errors.OpError as error:
       raise files.user_error(error) or named.in_pipeline(error, self.task) from error
     indices, labels = list(labels_by_index), list(labels_by_index.values())

@@ -1,6 +1,6 @@
 """Downstream suite of pre-training studies: one fine-tuning with the same budget for all arms, and its columns.
 
-At scale toy the tasks are made from the installed documentation: topic (docs_package), exchanged words (docs_order),
+At scale toy the tasks are made from the installed documentation: topic (docs_package), order of words (docs_order),
 tags of words (docs_punctuation), and for models that generate a summary (docs_summary). They are mixed in one run, as
 T5 fine-tunes on the tasks of GLUE together; an encoder has a head for each. With the user's folder of GLUE the tasks
 are those of GLUE.
