@@ -89,7 +89,7 @@ def test_vectors_depend_on_characters_alone():
 
 
 def test_the_number_of_padded_characters_changes_nothing():
-  """As long as every row has a window of padding alone, which a maximum reads."""
+  """Rows have a window of padding alone, which the maximum reads."""
   cnn = character_cnn.CharacterCnn(LSTM, SIZES, nnx.Rngs(0))
   short = np.array([[259, 98, 117, 260, *[261] * 4], [259, 98, 260, *[261] * 5]])
   long = np.pad(short, [(0, 0), (0, 12)], constant_values=261)
@@ -137,7 +137,7 @@ def test_settings_that_need_a_table_are_refused(changes, message):
 
 
 def test_multiplications_are_counted():
-  """Those of every window, of the highway layers and of the projection, once for both directions."""
+  """The count has every window, the highway layers and the projection, once for both directions."""
   count = sum((20 - width + 1) * width * 8 * number for width, number in SIZES.filters) + 120 * (2 * 120)
   assert EMBEDDINGS[LSTM.embedding].multiply_adds(LSTM) == count + 120 * LSTM.embed_dim
   assert EMBEDDINGS[ELMO.embedding].multiply_adds(ELMO) == count + 120 * 8

@@ -48,7 +48,7 @@ def test_the_average_is_the_mean_since_the_trigger():
       values = {"average": {**values["average"], nt_asgd.weight_average.MORE: more}}
     params = jax.tree.map(lambda x, step=step: x + jnp.sin(step + jnp.arange(2.0)), params)
     values, params = state_collections.update(collections, values, params, jnp.asarray(step))
-    taken = [*taken, params["a"]["b"]] if step >= 4 else [params["a"]["b"]]
+    taken = [*taken, params["a"]["b"]] if step > 4 else [params["a"]["b"]]
     evaluated = state_collections.evaluated(collections, values, params)["a"]["b"]
     np.testing.assert_allclose(evaluated, np.mean(taken, axis=0), rtol=1e-5)
     if len(taken) == 1:
