@@ -136,7 +136,7 @@ def test_logits_of_another_vocabulary_are_not_taken(folder, capsys):
   assert "ids have other tokens" in error and "(config.init.reinit=head)" in error
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_without_a_vocabulary_is_refused(tmp_path):
   """Batches of a Python program have ids without texts."""
   fields = presets.tiny_elmo() | dict(vocab_size=128, embed_dim=16, embedding_dim=8, recurrent_hidden=12)
