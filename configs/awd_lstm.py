@@ -7,8 +7,8 @@ Sizes: ptb, wikitext2 and ulmfit, by vocabulary and dropout rates; with the publ
 parameters. Each row of a batch continues the row before, so that the state of an LSTM goes on (truncated
 back-propagation). Published perplexities: Penn Treebank 57.3, WikiText-2 65.8.
 
-The authors average the weights from the step at which the held-out loss has stopped to improve (NT-ASGD), and vary the
-rows' length at random. Here the last five checkpoints are averaged, and rows have 70 tokens. For a vocabulary of bytes
+The weights are averaged from the evaluation at which the held-out loss has stopped to improve (NT-ASGD), and the
+average is evaluated. The authors vary the rows' length at random; here rows have 70 tokens. For a vocabulary of bytes
 give --config.data.vocabulary=bytes and --config.model.vocab_size=0.
 """
 
@@ -40,6 +40,7 @@ def get_config(size: str = "ulmfit") -> ConfigDict:
   config.optimizer.schedule = "constant"
   config.optimizer.scale_by_parameter = False
   config.optimizer.weight_decay = 1.2e-6
-  config.optimizer.average = "lawa"
+  config.optimizer.average = "nt_asgd"
+  config.eval.average = True
   config.optimizer.clip_norm = 0.25
   return config

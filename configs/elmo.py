@@ -3,9 +3,10 @@
   t2t train --config elmo --workdir runs/elmo --config.data.mixture='' --config.data.files=text.txt \\
     --config.data.vocabulary=VOCABULARY
 
-The layers have the released sizes: 4,096 units and 512 features in each direction, 75.6 M parameters. The released
-model has 18.0 M more in a CNN of characters; here the input is an embedding of tokens, tied to nothing. Published: ten
-epochs of the 1B Word Benchmark, mean perplexity 39.7 of both directions with the whole vocabulary.
+Layers and character CNN have the released sizes: 4,096 units and 512 features in each direction, 93.6 M parameters
+without the logits. Characters are the bytes of a token's text. The release reads words, for which `t2t vocab train
+--type word` makes a vocabulary. Published: ten epochs of the 1B Word Benchmark, mean perplexity 39.7 of both directions
+with the whole vocabulary.
 """
 
 from ml_collections import ConfigDict

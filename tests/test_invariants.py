@@ -20,7 +20,7 @@ from t2t.configuration.schema import OPTIONAL, SECTIONS, OptimizerConfig, keys
 from t2t.contrib.static import glove, negative_sampling
 from t2t.losses import contrastive, head_losses
 from t2t.models import architecture
-from t2t.models.config import TransformerConfig
+from t2t.models.config import EMBEDDINGS, TransformerConfig
 from t2t.training import optimizers, recipe, train_state, train_step
 
 ROOT = folders.ROOT
@@ -256,7 +256,8 @@ def first_losses(model_config, loss, optimizer_config):
   tx, _ = optimizers.make_optimizer(optimizer_config, 1_000)
   model = toy.model(model_config) if isinstance(loss, losses.CrossEntropy) else loss.build(model_config, nnx.Rngs(0))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
-  graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+  freeze = EMBEDDINGS[model_config.embedding].constants
+  graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh, freeze=freeze)
   step = train_step.make_train_step(graphdef, loss, tx, shardings)
   found = []
   for _ in range(3):
@@ -291,7 +292,7 @@ def at_toy_size(config):
   # Features that a family does not have stay off at toy size.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
   toys |= dict(subword_buckets=50)
-  toys |= dict(recurrent_hidden=24)
+  toys |= dict(recurrent_hidden=24, character_cnn="tiny")
   toys |= dict(encoder_embed_dim=24, encoder_num_heads=2, encoder_num_kv_heads=1, encoder_mlp_dim=20)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   if "electra" in config:

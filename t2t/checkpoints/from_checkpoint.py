@@ -13,6 +13,7 @@ from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken, warm_start
 from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
+from t2t.models.config import EMBEDDINGS
 from t2t.param_tree import Params, Vocabulary, flatten, join_frozen, matches, unflatten
 from t2t.runtime import hosts
 from t2t.training import sparsity
@@ -37,7 +38,8 @@ def start(
   """
   initial = join_frozen(program.state.params, program.state.frozen_params)
   if config.adapters or config.init.others:  # digests need float32, whatever dtype the run keeps them in
-    initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
+    is_number = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+    initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32) if is_number(x) else x, initial)
   workdir, frozen = checkpoints.directory.parent, program.state.frozen_params
   begin, taken, below = (lambda params: params), {}, []
   fisher = fisher_store.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
@@ -198,7 +200,7 @@ def _check_vocabulary(
 ) -> None:
   """Warns or raises an error if embeddings would be taken from a checkpoint with other pieces."""
   paths = flatten(initial)
-  tables = [path for path in paths if path.endswith("embed/table")]
+  tables = [path for path in paths if path.endswith(("embed/table", "head/projection"))]
   if all(matches(init.reinit, path) for path in tables):
     return
   where = f"{where}{init.checkpoint}"
@@ -218,7 +220,7 @@ def _check_vocabulary(
     hosts.log_once(f"{where}: the vocabularies of checkpoint and run cannot be compared ({error})")
     return
   # Compare pieces, because the vocabulary files of Hugging Face and t2t differ.
-  by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
+  by_ids = [name for name in ("embed/table", "head") if any(f"/{name}/" in f"/{path}/" for path in paths)]
   configured: Any = vocabulary
   if warning := vocabularies.compare_start(trained, configured, where=where, by_ids=by_ids):
     hosts.log_once(warning)
@@ -227,9 +229,10 @@ def _check_vocabulary(
 def _check_trained(fresh: Sequence[str], config: Config) -> None:
   """Raises an error if a randomly initialized parameter is not trained, because of an adapter or a freeze pattern.
 
-  Untrained heads are allowed: the loss does not use them.
+  Untrained heads are allowed, because the loss does not use them, and parameters that are no weights.
   """
-  idle = [path for path in fresh if "heads/" not in path]
+  constants = EMBEDDINGS[config.model.embedding].constants  # the run fills them
+  idle = [path for path in fresh if "heads/" not in path and not matches(constants, path)]
   if idle:
     keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
     keys += [f"exclude {idle[0]} from config.train.freeze"] if matches(config.train.freeze, idle[0]) else []

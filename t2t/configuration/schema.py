@@ -484,9 +484,9 @@ class OptimizerConfig:
   muon_iterations: int = key(5, "Newton-Schulz iterations of muon; small models need fewer", least=1, most=20)
   param_groups: Texts = key((), 'rules "PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md')
   fisher: str = key("", "directory written by `t2t fisher`; weights anchors by Fisher information (EWC); empty: off")
-  average: str = key("", "averaged copy of trained parameters, ema or lawa; see eval.average; empty: off")
+  average: str = key("", "averaged copy of trained parameters: ema, lawa, nt_asgd; see eval.average; empty: off")
   average_decay: float = key(0.9999, "ema: fraction of the old average kept by a step", least=0.0, most=1.0)
-  average_last: int = key(5, "lawa: number of averaged steps; each costs the memory of the parameters", least=1)
+  average_last: int = key(5, "lawa: averaged steps, a copy in memory each; nt_asgd: evaluations without gain", least=1)
   average_every: int = key(0, "lawa: steps between averaged ones; 0: checkpoint.save_interval_steps", least=0)
   range_decay: float = key(
     0.99, "model.fake_quantization: fraction of the old ranges of activations kept by a step", least=0.0, most=0.9999

@@ -63,6 +63,8 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
     "trigram": "t2t.models.trigram_embedding:TrigramEmbed",
     "subword": "t2t.contrib.static.subwords:SubwordEmbed",
     "both_directions": "t2t.contrib.recurrent.bilm:BothDirections",
+    "characters": "t2t.contrib.recurrent.character_cnn:CharacterEmbed",
+    "characters_both_directions": "t2t.contrib.recurrent.character_cnn:CharactersBothDirections",
   }
 )
 # Layers of recurrent blocks; the first, inner and last ones of a stack differ.
@@ -286,11 +288,12 @@ class TransformerConfig:
   encoder_attention_window: int = 0  # encoder_decoder: attention_window of the encoder, if both stacks have one
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
-  #: tokens, trigram (each position reads three neighbouring tokens, MobileBERT), subword (a sum with the vectors of
-  #: character n-grams, fastText) or both_directions (both halves are the same vector of embedding_dim, ELMo)
+  #: tokens, trigram (three neighbouring tokens, MobileBERT), subword (plus vectors of character n-grams, fastText),
+  #: characters (their CNN, ELMo), both_directions (two halves with one vector) or characters_both_directions (both)
   embedding: str = "tokens"
   subword_buckets: int = 0  # subword embedding: rows that the n-grams of all words share (fastText 2,000,000)
   most_subwords: int = 64  # subword embedding: n-grams of a word; 64 are those of words of up to 17 characters
+  character_cnn: str = "elmo"  # characters: sizes of the CNN, elmo, elmo_small (one highway layer less) or tiny
   #: width of the output embedding (RemBERT); with tied logits, features beyond the tied ones are separate
   #: (MobileBERT); 0: the embedding's width
   output_embedding_dim: int = 0

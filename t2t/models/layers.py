@@ -246,6 +246,7 @@ class Embed(nnx.Module):
 
   parts: number of token vectors that are concatenated before the projection to the model's width; with several, they
     are projected first, and positions, segments and the norm have the model's width.
+  constants: patterns of parameters that are no weights, and are frozen.
 
   Args:
     config: shape of the model.
@@ -254,6 +255,7 @@ class Embed(nnx.Module):
   """
 
   parts: ClassVar[int] = 1
+  constants: ClassVar[tuple[str, ...]] = ()
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, owns_table: bool = True):
     if config.fake_quantization:

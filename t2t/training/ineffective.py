@@ -277,7 +277,7 @@ def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:
 
 def _sections(config: Config) -> Iterator[str]:
   """Yields notes on changed keys that are not read because of another key."""
-  plain, nan_policy = _defaults(), config.nan_policy
+  plain, nan_policy, average = _defaults(), config.nan_policy, config.optimizer.average
   spikes = nan_policy.spike_deviations > 0
   goes_back = nan_policy.on_nonfinite == "rollback" or (spikes and nan_policy.on_spike == "rollback")
   positions, generates = config.model.positions, config.model.is_generative
@@ -296,6 +296,7 @@ def _sections(config: Config) -> Iterator[str]:
     ),
     ("model", disentangled, positions == "disentangled", why_positions),
     ("model", ("beside_first_activation",), bool(config.model.beside_first), "config.model.beside_first=''"),
+    ("model", ("character_cnn",), "characters" in config.model.embedding, "config.model.embedding reads no characters"),
     *(("model", keys, is_read, why) for keys, is_read, why in _parts(config)),
     (
       "nan_policy",
@@ -309,19 +310,10 @@ def _sections(config: Config) -> Iterator[str]:
       nan_policy.on_nonfinite == "skip",
       f"config.nan_policy.on_nonfinite={nan_policy.on_nonfinite}: no update is skipped",
     ),
-    (
-      "nan_policy",
-      ("max_rollbacks",),
-      goes_back,
-      "config.nan_policy.on_nonfinite and .on_spike are not rollback",
-    ),
-    ("optimizer", ("average_decay",), config.optimizer.average == "ema", "config.optimizer.average is not ema"),
-    (
-      "optimizer",
-      ("average_last", "average_every"),
-      config.optimizer.average == "lawa",
-      "config.optimizer.average is not lawa",
-    ),
+    ("nan_policy", ("max_rollbacks",), goes_back, "config.nan_policy.on_nonfinite and .on_spike are not rollback"),
+    ("optimizer", ("average_decay",), average == "ema", "config.optimizer.average is not ema"),
+    ("optimizer", ("average_every",), average == "lawa", "config.optimizer.average is not lawa"),
+    ("optimizer", ("average_last",), average in ("lawa", "nt_asgd"), "config.optimizer.average is not lawa or nt_asgd"),
     ("train", ("head_reads",), losses.answered_by_heads(config.train.loss), f"config.train.loss={config.train.loss}"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone generates no text"),

@@ -21,6 +21,7 @@ from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
+from t2t.models.config import EMBEDDINGS
 from t2t.models.kernels import dispatch
 from t2t.param_tree import Params, join_frozen, matches, path_name, split_frozen
 from t2t.runtime import lazy_table
@@ -120,7 +121,7 @@ class Recipe:
     model = self.config.model
     there = {head.name for head in model.heads if model.has_parameters(head)}
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
-    idle = (*idle, *self.loss.untrained_params(model))
+    idle = (*idle, *self.loss.untrained_params(model), *EMBEDDINGS[model.embedding].constants)
     return (*adapters_lib.frozen(self.config.adapters), *idle, *self.config.init.frozen_patterns)
 
   @property

@@ -16,7 +16,7 @@ from t2t.runtime.lazy_table import LazyTable
 from t2t.training.state_collections import Flat
 
 NAME = "average"  # in the train state
-_MORE = "_more"  # key of other state of an averaging method; no path of a parameter
+MORE = "_more"  # key of other state of an averaging method; no path of a parameter
 
 
 class Averaging(Protocol):
@@ -53,7 +53,7 @@ class ExponentialMovingAverage:
 class Stateful(Protocol):
   """An averaging method with more state than the average.
 
-  `update` receives and returns the average with this state under `_MORE`.
+  `update` receives and returns the average with this state under `MORE`.
   """
 
   def init(self, params: Flat) -> Params:
@@ -80,18 +80,18 @@ class LatestWeightAverage:
 
   def update(self, average: Params, params: Flat, step: jax.Array) -> Params:
     old: Any = average
-    more = old[_MORE]
+    more = old[MORE]
 
     def push() -> dict[str, Any]:
       latest = [dict(params), *(more["snapshots"][str(i)] for i in range(self.last - 1))]
       count = jnp.minimum(more["count"] + 1, self.last)
       mean = lambda path: sum(jnp.where(i < count, x[path], 0) for i, x in enumerate(latest)) / count
       snapshots = {str(i): x for i, x in enumerate(latest)}
-      return {path: mean(path) for path in params} | {_MORE: {"count": count, "snapshots": snapshots}}
+      return {path: mean(path) for path in params} | {MORE: {"count": count, "snapshots": snapshots}}
 
     def keep() -> dict[str, Any]:
       kept: Params = {path: jnp.where(more["count"] > 0, old[path], x) for path, x in params.items()}
-      return kept | {_MORE: more}
+      return kept | {MORE: more}
 
     return jax.lax.cond((step + 1) % self.every == 0, push, keep)
 
@@ -101,6 +101,7 @@ AVERAGES: LazyTable[type[Averaging]] = LazyTable(
   {
     "ema": "t2t.training.weight_average:ExponentialMovingAverage",
     "lawa": "t2t.training.weight_average:LatestWeightAverage",
+    "nt_asgd": "t2t.contrib.recurrent.nt_asgd:TriggeredAverage",
   }
 )
 
@@ -129,7 +130,7 @@ class Average:
 
   def init(self, params: Flat) -> tuple[Params, Flat]:
     copied = {path: jnp.copy(x) for path, x in params.items()}  # a copy, because the step donates the parameters
-    more = {_MORE: self.averaging.init(params)} if isinstance(self.averaging, Stateful) else {}
+    more = {MORE: self.averaging.init(params)} if isinstance(self.averaging, Stateful) else {}
     return copied | more, params
 
   def forward(self, value: Flat, params: Flat) -> Flat:

@@ -112,6 +112,11 @@ CASES = {
   "exits": Case("bert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
   "exits_modern": Case("modern_bert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
   "block_diffusion": Case("mosaic_bert", {"model.block_length": 3, "train.loss": "diffusion"}, batch=noisy),
+  "characters": Case(
+    "bilstm",
+    {"train.loss": "bilm", "model.embedding": "characters_both_directions", "model.embedding_dim": 8}
+    | {"model.character_cnn": "tiny", "model.tied_logits": False, "model.logits_transform": False},
+  ),
   "exits_albert": Case("albert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
 }
 

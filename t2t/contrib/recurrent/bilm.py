@@ -30,7 +30,7 @@ class BothDirections(layers.Embed):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, owns_table: bool = True):
     if 2 * config.embedding_dim != config.embed_dim:
       raise UserError(
-        f"config.model.embedding=both_directions needs config.model.embedding_dim={config.embed_dim // 2}, half of "
+        f"config.model.embedding={config.embedding} needs config.model.embedding_dim={config.embed_dim // 2}, half of "
         f"config.model.embed_dim={config.embed_dim}, not {config.embedding_dim}"
       )
     super().__init__(config, rngs, owns_table=owns_table)

@@ -55,9 +55,9 @@ def tiny_qrnn() -> dict[str, object]:
 
 
 def elmo() -> dict[str, object]:
-  """ELMo (Peters et al. 2018) without its character CNN: 2 layers of 4,096 units and 512 features in each direction.
+  """ELMo (Peters et al. 2018): a character CNN, and 2 layers of 4,096 units and 512 features in each direction.
 
-  Both directions share embedding and logits. The vocabulary is that of the tokens, rounded up to a multiple of 128.
+  Both directions share token vectors and logits. The vocabulary is that of the logits, rounded up to a multiple of 128.
   """
   return presets.model_fields(
     architecture="encoder_only",
@@ -70,7 +70,8 @@ def elmo() -> dict[str, object]:
     positions="none",
     block="recurrent",
     feed_forward="lstm",
-    embedding="both_directions",
+    embedding="characters_both_directions",
+    character_cnn="elmo",
     embedding_dim=512,
     recurrent_hidden=4_096,
     recurrent_projection=True,
@@ -83,5 +84,5 @@ def elmo() -> dict[str, object]:
 
 
 def tiny_elmo() -> dict[str, object]:
-  """ELMo without dropout, as `tiny_lstm`."""
-  return elmo() | dict(recurrent_dropout=0.0)
+  """ELMo with a small character CNN and without dropout, as `tiny_lstm`."""
+  return elmo() | dict(character_cnn="tiny", recurrent_dropout=0.0)

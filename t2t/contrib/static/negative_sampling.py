@@ -190,9 +190,8 @@ class NegativeSampling:
     return module
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Returns patterns of the vocabulary head, which the loss does not read, and of the rows of n-grams."""
-    head = ("^words/head/",) if model.vocabulary_head else ()
-    return (*head, "^words/embed/subwords$") if model.embedding == "subword" else head
+    """Returns the pattern of the vocabulary head, which the loss does not read."""
+    return ("^words/head/",) if model.vocabulary_head else ()
 
   def weights(self, batch: Batch) -> Weights:
     number = jnp.sum(batch["encoder_loss_weights"].astype(jnp.float32))

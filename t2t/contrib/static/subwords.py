@@ -67,14 +67,16 @@ def table(words: Sequence[str], special: set[int], *, rows: int, buckets: int, m
 class SubwordEmbed(layers.Embed):
   """Token vectors plus the sum of the vectors of their n-grams.
 
-  `subwords` has the rows of each token's n-grams, see `table`. It is no weight: the loss fills it from the vocabulary
-  and freezes it, and checkpoints keep it.
+  `subwords` has the rows of each token's n-grams, see `table`. It is no weight: the loss fills it from the vocabulary,
+  it is frozen, and checkpoints keep it.
 
   Raises:
     UserError: there are no buckets.
 
   Source: Bojanowski et al. 2017, section 3.2. The released code divides the sum by its number of terms.
   """
+
+  constants = ("(^|/)embed/subwords$",)
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, owns_table: bool = True):
     super().__init__(config, rngs, owns_table=owns_table)

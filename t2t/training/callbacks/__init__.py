@@ -15,6 +15,7 @@ _HERE = "t2t.training.callbacks"
 # Order in which hooks are called.
 CALLBACKS: LazyTable[Any] = LazyTable(
   {
+    "characters": "t2t.contrib.recurrent.character_table:CharacterTable",
     "goodput": f"{_HERE}.goodput:Goodput",
     "profile_requests": f"{_HERE}.profile_requests:ProfileRequests",
     "first_batches": f"{_HERE}.first_batches:FirstBatches",
@@ -29,6 +30,7 @@ CALLBACKS: LazyTable[Any] = LazyTable(
     "watchdog": f"{_HERE}.stalls:Stalls",
     "evaluation": f"{_HERE}.evaluation:EvaluationCallback",
     "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
+    "nt_asgd": "t2t.contrib.recurrent.nt_asgd:NtAsgd",
     "samples": f"{_HERE}.samples:Samples",
   }
 )
@@ -44,20 +46,17 @@ LAST: LazyTable[Any] = LazyTable(
 
 # Callbacks that few runs use: name -> whether a config uses it.
 OPTIONAL: dict[str, Callable[[Config], bool]] = {
+  "characters": lambda config: "characters" in config.model.embedding,
   "histograms": lambda config: bool(config.logging.histograms),
   "sparsity": lambda config: param_groups.sets(config.optimizer, *param_groups.TRANSFORMS),
   "tracker": lambda config: config.logging.tracker != "none",
   "early_stopping": lambda config: bool(config.eval.patience),
+  "nt_asgd": lambda config: config.optimizer.average == "nt_asgd",
   "continuous_saves": lambda config: config.checkpoint.continuous,
 }
 
 
 def of_run(config: Config, user_callbacks: Sequence["Callback"] = ()) -> "list[Callback]":
-  """Returns the callbacks of a run in order: the config's, the user's, then LAST.
-
-  Args:
-    config: of the run.
-    user_callbacks: the user's, see `training.run.Callback`.
-  """
+  """Returns the callbacks of a run in order: the config's, the user's (`training.run.Callback`), then LAST."""
   selected = lambda table: [table[name]() for name in table if name not in OPTIONAL or OPTIONAL[name](config)]
   return [*selected(CALLBACKS), *user_callbacks, *selected(LAST)]

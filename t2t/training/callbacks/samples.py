@@ -22,7 +22,7 @@ class Samples(Callback):
 
 def _write(run: Run) -> None:
   run.samples, run.samples_step = (), run.step
-  if run.vocabulary is not None:
+  if run.vocabulary is not None and run.config.train.loss != "bilm":  # which has logits of each half of a state
     from t2t.inference import eval_samples
 
     program, number = run.program, run.program.stage.config.eval.num_logged_samples

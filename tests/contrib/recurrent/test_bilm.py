@@ -39,13 +39,14 @@ def test_the_loss_predicts_each_token_from_both_sides():
 
 
 def test_sizes_are_those_of_the_release():
-  """The release has 93,600,864 parameters, of which 18,037,856 in the CNN of characters; layers are 3 x 1,024."""
+  """The release has 93,600,864 parameters, with 18,037,856 in the character CNN; layers are 3 x 1,024."""
   config = TransformerConfig(**presets.elmo())
   model = jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0)))
   shapes = {path: x.shape for path, x in toy.flat(toy.split(model)[1]).items()}
   of_layers = sum(math.prod(shape) for path, shape in shapes.items() if path.startswith("encoder/layers/"))
-  assert of_layers == 93_600_864 - 18_037_856
-  assert shapes["embed/table"] == (32_128, 512) and shapes["head/projection"] == (512, 32_128)
+  of_cnn = sum(math.prod(shape) for path, shape in shapes.items() if path.startswith("embed/cnn/"))
+  assert (of_cnn, of_layers + of_cnn) == (18_037_856, 93_600_864)
+  assert "embed/table" not in shapes and shapes["head/projection"] == (512, 32_128)
   batch = {"encoder_input_tokens": jnp.ones((2, 7), jnp.int32)}
   assert jax.eval_shape(lambda model: model.states(batch, every_layer=True), model).shape == (3, 2, 7, 1_024)
 
