@@ -83,6 +83,7 @@ FLOORS = (
   "api.loaded_model",
   "integrations",
   "training.stage_program",
+  "training.remembered_data",
   "reports",
   "training.callbacks.first_batches",
   "training.callbacks.run_report",

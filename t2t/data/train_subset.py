@@ -122,7 +122,6 @@ class SubsetSource(named.NamedSource):
   def _choose(self, kept: dict) -> np.ndarray:
     key = (self.task, self.split)
     try:
-      # Each choice has the same labels.
       kept[key] = labels_by_index = kept.get(key) or {
         int(index): label.decode() for index, label in _labels(self.of_task, self._records())
       }

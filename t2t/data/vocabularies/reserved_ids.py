@@ -374,7 +374,6 @@ def docs_vocabulary(*, size: int = DOCS_SIZE, extra_ids: int = 100) -> SentenceP
 
   It has `size` tokens, or fewer if the text does not allow so many (about 17,000 with the packages that t2t needs).
 
-  The first use on a machine reads the documentation and trains the model (about 10 s). Later uses load it from the
-  cache folder.
+  The first use on a machine trains the model (about 10 s); later uses read it from the cache folder.
   """
   return _DocsVocabulary(size, extra_ids=extra_ids)
