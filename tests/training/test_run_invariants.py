@@ -60,6 +60,13 @@ def noisy() -> dict[str, np.ndarray]:
   return batch | {f"encoder_{name}": x for name, x in (features | {"loss_weights": masked.astype(np.float32)}).items()}
 
 
+def neighbours() -> dict[str, np.ndarray]:
+  """Returns rows of two texts, and some of one text."""
+  tokens = texts("encoder_only")["encoder_input_tokens"]
+  segments = (tokens > 0) * (1 + (np.arange(8) >= np.arange(ROWS)[:, None] % 5))
+  return {"encoder_input_tokens": tokens, "encoder_segment_ids": segments.astype(np.int32)}
+
+
 class Case(NamedTuple):
   """A kind of run.
 
@@ -112,6 +119,8 @@ CASES = {
   "exits": Case("bert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
   "exits_modern": Case("modern_bert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
   "block_diffusion": Case("mosaic_bert", {"model.block_length": 3, "train.loss": "diffusion"}, batch=noisy),
+  "attentional": Case("luong"),
+  "skip_thought": Case("gru_seq2seq", {"train.loss": "skip_thought"}, batch=neighbours),
   "exits_albert": Case("albert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
 }
 

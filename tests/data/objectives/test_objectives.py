@@ -23,6 +23,7 @@ WHOLE_TEXT = [  # targets are the text
   "deshuffling",
   "document_rotation",
   "sentence_permutation",
+  "sequence_autoencoder",
   "text_infilling",
   "token_deletion",
   "token_masking",
@@ -36,7 +37,7 @@ WEIGHTED = [
   "next_token",
 ]  # and every encoder objective
 WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
-WITHOUT_NOISE += ["translation", "translation_ranking", "glove"]
+WITHOUT_NOISE += ["translation", "translation_ranking", "glove", "sequence_autoencoder"]
 PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
 
 
