@@ -41,11 +41,11 @@ def after_inputs(
   config, rows = model.config, memory.shape[0]
   memory, segments = config.block_class.condensed(memory, segments)
   of_layers = lambda x: jnp.broadcast_to(x, (config.num_decoder_layers, *x.shape))
-  place = lambda x: sharding.shard(of_layers(x), "layers", "batch", None, None)
+  sharded = lambda x: sharding.shard(of_layers(x), "layers", "batch", None, None)
   position = jnp.zeros((), jnp.int32)
   return transformer.DecodeState(
-    cache=jax.tree.map(place, config.block_class.empty_cache(config, rows, num_beams)),
+    cache=jax.tree.map(sharded, config.block_class.empty_cache(config, rows, num_beams)),
     position=position,
-    memory=attention.KVCache(place(memory), place(memory[:, :0])),  # the memory is read as it is
+    memory=attention.KVCache(sharded(memory), sharded(memory[:, :0])),  # the memory is read as it is
     memory_mask=AttentionMask(jnp.ones((rows, num_beams), jnp.int32), segments, query_offset=position),
   )

@@ -37,7 +37,7 @@ def one_way(read, written):
 
 @pytest.mark.slow
 def test_the_loss_is_that_of_two_encoder_decoders():
-  """One writes the second sentence after the first, the other the first before the second; each token counts once."""
+  """Two models: the second sentence after the first, and the first before the second; each token counts once."""
   module = jax.jit(lambda: skip_thought.TwoDecoders(CONFIG, nnx.Rngs(0)))()
   loss = skip_thought.SkipThought(toy.loss_config(z_loss=0.0))
   batch = jax.tree.map(lambda *rows: jnp.concatenate(rows), pair(), pair(second=[]))  # a row without a pair
