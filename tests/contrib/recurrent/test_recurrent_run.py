@@ -79,13 +79,14 @@ def test_a_run_initializes_a_classifier(tmp_path, name, source):
   pairs = [f"a house {i}\tein Haus {i}" for i in range(40)]
   (tmp_path / "pairs.tsv").write_text("\n".join(pairs) + "\n")
   (tmp_path / "text.txt").write_text("\n".join(pair.partition("\t")[0] * 3 for pair in pairs) + "\n")
-  (tmp_path / "rows.tsv").write_text("".join(f"the film {i}\t{'yes' if i % 2 else 'no'}\n" for i in range(40)))
+  rows = [f"the film {i}\t{'yes' if i % 2 else 'no'}" for i in range(40)]
+  (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
   objective = "translation" if source == "pairs.tsv" else "sequence_autoencoder"
   data = [f"--config.data.files={tmp_path / source}", f"--config.data.objective={objective}"]
   assert command.main(small(tmp_path, name, *data)) == 0
   tune = ["train", "--config=finetune", f"--config.init.checkpoint={tmp_path / name}", "--workdir", f"{tmp_path}/tuned"]
   tune += ["--config.train.loss=heads", "--config.train.freeze=^(?!heads/)", "--config.train.steps=2"]
-  tune += [f"--config.data.files={tmp_path}/rows.tsv", "--config.data.labels=auto", "--config.train.batch_size=4"]
+  tune += [f"--config.data.files={tmp_path}/rows.tsv", "--config.data.labels=auto", "--config.train.batch_size=8"]
   assert command.main(tune) == 0
   (tmp_path / "in.txt").write_text("a house 1\nthe film\n")
   vectors = []
