@@ -38,7 +38,7 @@ WEIGHTED = [
 ]  # and every encoder objective
 WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
 WITHOUT_NOISE += ["translation", "translation_ranking", "glove", "sequence_autoencoder"]
-PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
+PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation", "sequence_autoencoder"]
 
 
 def rows(*rows_of_targets):
