@@ -17,6 +17,7 @@ from t2t import losses, sharding
 from t2t.configs import default
 from t2t.configuration.loading import config_names, load_config, records
 from t2t.configuration.schema import OPTIONAL, SECTIONS, OptimizerConfig, keys
+from t2t.contrib.recurrent import skip_thought
 from t2t.contrib.static import glove, negative_sampling
 from t2t.losses import contrastive, head_losses
 from t2t.models import architecture
@@ -254,7 +255,8 @@ def test_every_config_builds_at_full_size(name):
 def first_losses(model_config, loss, optimizer_config):
   """Returns the losses of three steps on one small batch."""
   tx, _ = optimizers.make_optimizer(optimizer_config, 1_000)
-  model = toy.model(model_config) if isinstance(loss, losses.CrossEntropy) else loss.build(model_config, nnx.Rngs(0))
+  is_alone = isinstance(loss, losses.CrossEntropy) and not loss.part
+  model = toy.model(model_config) if is_alone else loss.build(model_config, nnx.Rngs(0))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   freeze = EMBEDDINGS[model_config.embedding].constants
   graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh, freeze=freeze)
@@ -266,7 +268,7 @@ def first_losses(model_config, loss, optimizer_config):
       batch |= {"encoder_windows": jnp.full((8, 8), 2)}
     if isinstance(loss, glove.GloVe):
       batch |= {"encoder_pair_counts": jax.lax.bitcast_convert_type(jnp.full((8, 8), 9.0), jnp.int32)}
-    if isinstance(loss, contrastive.Contrastive):  # two texts in each row
+    if isinstance(loss, contrastive.Contrastive | skip_thought.SkipThought):  # two texts in each row
       batch |= {"encoder_segment_ids": jnp.tile(jnp.repeat(jnp.array([1, 2]), 4), (8, 1))}
     if isinstance(loss, head_losses.HeadLosses):  # labels of the first head at the first position
       first = jnp.zeros((8, 8), jnp.int32).at[:, 0]
@@ -293,6 +295,7 @@ def at_toy_size(config):
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
   toys |= dict(subword_buckets=50)
   toys |= dict(recurrent_hidden=24, character_cnn="tiny")
+  toys |= dict() if config.model.logits_transform else dict(output_embedding_dim=16)  # the model's width
   toys |= dict(encoder_embed_dim=24, encoder_num_heads=2, encoder_num_kv_heads=1, encoder_mlp_dim=20)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   if "electra" in config:

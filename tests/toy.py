@@ -171,6 +171,12 @@ KINDS: dict[str, TransformerConfig] = {
   "awd_qrnn": decoder(feed_forward="qrnn", recurrent_hidden=24, **_RECURRENT),
   "elmo_lm": decoder(recurrent_clip=3.0, **(_ELMO | _RECURRENT)),
   "bilstm": encoder(**(_ELMO | _RECURRENT)),
+  "gru_lm": decoder(feed_forward="gru", recurrent_hidden=24, **_RECURRENT),
+  "gru_seq2seq": config(feed_forward="gru", encoder_embed_dim=24, own_encoder_embedding=True, **_RECURRENT),
+  "luong": config(
+    **(_RECURRENT | dict(feed_forward="lstm", block="recurrent_attention", encoder_embed_dim=24)),
+    **dict(own_encoder_embedding=True, embedding_dim=8, output_embedding_dim=16, logits_bias=True),
+  ),
   "moe_bert": encoder(moe_experts_per_token=2, moe_every=3, moe_capacity_factor=2.0, **(_MOE | _BERT)),
 }
 

@@ -473,7 +473,7 @@ def _check_loss(config: Config) -> None:
         "Set config.train.loss=contrastive, or start from a config such as simcse_base."
       )
     raise UserError(
-      f"{where}: config.train.loss=contrastive compares pairs of texts, but the examples are not pairs. Choose "
+      f"{where}: config.train.loss={config.train.loss} compares pairs of texts, but the examples are not pairs. Choose "
       "the objective neighbouring_sentences or same_text_twice, or a task with `sentence_pairs.preprocessors`."
     )
   if "same_text_twice" in names and (not model.dropout_rate or model.broadcast_dropout):

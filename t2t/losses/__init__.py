@@ -77,9 +77,7 @@ _ROWS = {
   "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
   "diffusion": LossRow("t2t.losses.diffusion:Diffusion", section="t2t.losses.diffusion:DiffusionConfig"),
   "distillation": LossRow(
-    "t2t.losses.distillation:Distillation",
-    section="t2t.losses.distillation:DistillationConfig",
-    answered_by_heads=True,
+    "t2t.losses.distillation:Distillation", section="t2t.losses.distillation:DistillationConfig", answered_by_heads=True
   ),
   "early_exit": LossRow(
     "t2t.losses.exit_losses:EarlyExit", section="t2t.losses.exit_losses:EarlyExitConfig", answered_by_heads=True
@@ -96,6 +94,7 @@ _ROWS = {
   ),
   "rows_by_kind": LossRow("t2t.losses.rows_by_kind:RowsByKind"),
   "sift": LossRow("t2t.losses.sift:Sift", section="t2t.losses.sift:SiftConfig", answered_by_heads=True),
+  "skip_thought": LossRow("t2t.contrib.recurrent.skip_thought:SkipThought", compares_texts=True),
   "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True, beside_tokens=True),
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})

@@ -50,6 +50,7 @@ BLOCKS: LazyTable[Any] = LazyTable(
     "bottleneck": "t2t.models.bottleneck_block:BottleneckBlock",
     "none": "t2t.contrib.static.no_layers:NoLayer",
     "recurrent": "t2t.contrib.recurrent.block:RecurrentBlock",
+    "recurrent_attention": "t2t.contrib.recurrent.attentional:AttentionalBlock",
   }
 )
 # config.model.recurrence -> a `stack.Recurrence`
@@ -70,7 +71,7 @@ EMBEDDINGS: LazyTable[Any] = LazyTable(
 # Layers of recurrent blocks; the first, inner and last ones of a stack differ.
 _RECURRENT = {
   f"{cell}_{level}".strip("_"): f"t2t.contrib.recurrent.layer:{cell.title()}{level.title()}"
-  for cell in ("lstm", "qrnn")
+  for cell in ("lstm", "gru", "qrnn")
   for level in ("", "first", "inner", "last")
 }
 _OF_RECURRENT = re.compile("recurrent_|embedding_dropout").match
@@ -222,8 +223,8 @@ class TransformerConfig:
   lsh_every: int = 2  # lsh: the last of n layers hashes, the others attend to neighbouring chunks; 1: all hash
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
-  #: transformer, bottleneck (narrow attention and feed-forward layers between two projections, MobileBERT), recurrent
-  #: (a layer with a state, without attention and norms, AWD-LSTM) or none (states are the vectors of tokens, word2vec)
+  #: transformer, bottleneck (narrow layers between two projections, MobileBERT), recurrent (layers with a state,
+  #: AWD-LSTM), recurrent_attention (such layers, cross-attention, CoVe) or none (states are token vectors, word2vec)
   block: str = "transformer"
   bottleneck_dim: int = 0  # width of the narrow part of a bottleneck block, such as 128
   #: bottleneck block: attention reads only the narrow input (MobileBERT tiny); False: queries and keys share another
@@ -241,8 +242,8 @@ class TransformerConfig:
   beside_first_activation: str = "gelu"  # activation of beside_first: tanh, relu, gelu or gelu_tanh
   qkv_biases: bool = False  # biases in the projections of queries, keys and values, without other biases (Qwen 2)
   attention_biases: bool = True  # with biases: also in the projections of attention
-  #: the layers' second branch: dense (one MLP) or moe (mixture of experts); with block=recurrent the layer: lstm, or
-  #: qrnn (convolutions of two positions and a pooling)
+  #: the layers' second branch: dense (one MLP) or moe (mixture of experts); with block=recurrent the layer: lstm, gru,
+  #: or qrnn (convolutions of two positions and a pooling)
   feed_forward: str = "dense"
   feed_forward_chunk: int = 0  # positions that the MLP computes at once, which saves memory; 0: all
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, silu ...

@@ -29,7 +29,9 @@ def model_flops(
   encoder, decoder = (
     _stack_multiply_adds(models[side], layers[side], lengths.get(side, 0), predicted=predicted) for side in models
   )
-  if encoder_length and decoder_length:
+  if encoder_length and decoder_length and config.block_class.is_recurrent:
+    decoder += layers["decoder"] * config.block_class.cross_multiply_adds(config, encoder_length, decoder_length)
+  elif encoder_length and decoder_length:
     # Queries with the output projection; keys and values of the encoder's width.
     cross = 2 * config.embed_dim * joined * decoder_length
     cross += 2 * models["encoder"].embed_dim * kv_joined * encoder_length
@@ -43,8 +45,7 @@ def model_flops(
     encoder += BESIDE_FIRST[config.beside_first].multiply_adds(models["encoder"]) * encoder_length
   width = config.logits_width
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
-  projected = projected if config.vocabulary_head else 0
-  logits = projected * predicted * (decoder_length or encoder_length)
+  logits = config.vocabulary_head * projected * predicted * (decoder_length or encoder_length)
   embedding = sum(EMBEDDINGS[config.embedding].multiply_adds(models[side]) * lengths.get(side, 0) for side in models)
   return 6.0 * (batch_size * (embedding + encoder + decoder + logits) + positions)
 

@@ -109,11 +109,10 @@ class VocabularyHead(nnx.Module):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
     width, tied = config.logits_width, config.embedding_width if config.tied_logits else 0
-    if config.output_embedding_dim and not (config.logits_transform and width > tied):
+    if config.output_embedding_dim and not ((config.logits_transform or width == config.embed_dim) and width > tied):
       raise UserError(
         f"config.model.output_embedding_dim={width} needs config.model.logits_transform=True, and with tied logits a "
-        f"width above {config.embedding_width}, the embedding's. Set config.model.output_embedding_dim=0 or another "
-        "width."
+        f"width above {config.embedding_width}, the embedding's. Set 0, or without a transform {config.embed_dim}."
       )
     axis = "embed" if width == config.embed_dim else "factor"
     scale, rows = layers.fan_in_scale(config, config.embed_dim), config.vocab_size

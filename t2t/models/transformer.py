@@ -366,18 +366,18 @@ class EncoderDecoder(_Transformer):
     batch = self._prompted(batch)
     memory, segments = self._encode(batch)[0], segments_of(batch, "encoder")
     config, batch_size = self.config, memory.shape[0]
-    room, pals = max_length * num_beams, self.decoder.pals
+    first = batch["decoder_input_tokens"][:, 0] if "decoder_input_tokens" in batch else jnp.zeros(batch_size, jnp.int32)
+    if config.block_class.is_recurrent:
+      return first, load("t2t.contrib.recurrent.decoding:after_inputs")(self, memory, segments, num_beams)
+    room, pals, prefix = max_length * num_beams, self.decoder.pals, self.decoder.prefix
     shape = (config.num_decoder_layers, batch_size, config.kv_heads, room, config.head_dim)
     empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
-    beside = None if pals is None else pals.room(batch_size, room, config.dtype)
-    cache = attention.KVCache(empty, empty, beside)
-    prefix: Any = self.decoder.prefix
-    cache = cache.behind(prefix()) if self.decoder.front else cache
+    cache = attention.KVCache(empty, empty, None if pals is None else pals.room(batch_size, room, config.dtype))
+    cache = cache if prefix is None else cache.behind(prefix())
     places = batch.get("decoder_positions")
     if places is not None:
       places = jnp.clip(places[:, 0], 0, (config.most_positions or jnp.iinfo(jnp.int32).max) - max_length)
-    first = jnp.zeros(batch_size, jnp.int32)
-    return batch["decoder_input_tokens"][:, 0] if "decoder_input_tokens" in batch else first, DecodeState(
+    return first, DecodeState(
       cache=_shard_cache(cache),
       position=position,
       padding=None if places is None else -places,

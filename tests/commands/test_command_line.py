@@ -104,6 +104,7 @@ FAMILIES = {
     "albert",
     "bart",
     "bert",
+    "cove",
     "deberta",
     "deberta_v2",
     "deberta_v3",
@@ -126,8 +127,10 @@ FAMILIES = {
     "red_llm",
     "rembert",
     "roberta",
+    "sa_lstm",
     "simcse",
     "skip_gram",
+    "skip_thought",
     "cbow",
     "spanbert",
     "switch",
@@ -150,7 +153,10 @@ FAMILIES = {
 }
 NAMES = [f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes]
 NAMES += [
+  "cove",
   "elmo",
+  "sa_lstm",
+  "skip_thought",
   "glove",
   "tiny",
   "superglue",

@@ -34,6 +34,7 @@ WRITERS += [
 # T5 1.0 decodes like T5 1.1; the others differ from other kinds in layers and positions only.
 FORCED = ["t5_1_0", "disentangled_t5", "disentangled_gpt", "functional_t5", "functional_gpt", "switch", "mixtral"]
 FORCED += ["transformer_xl", "bottleneck_decoder", "universal", "universal_gpt", "t5gemma", "elmo_lm"]
+FORCED += ["gru_lm", "gru_seq2seq", "luong"]
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -58,7 +58,9 @@ def by_hand(monkeypatch):
 
 
 # Longformer's and Reformer's attention take no keys in front of a row; recurrent blocks have no keys.
-KINDS = [kind for kind, config in toy.KINDS.items() if config.attention == "full" and config.block != "recurrent"]
+KINDS = [
+  kind for kind, config in toy.KINDS.items() if config.attention == "full" and not config.block_class.is_recurrent
+]
 
 
 def longer(batch, side):

@@ -275,7 +275,7 @@ def test_activations_keep_their_dtype(kind):
   assert jax.eval_shape(lambda model: model.logits(model(batch)), abstract).dtype == jnp.float32
   if config.architecture != "encoder_only":
     cache = jax.eval_shape(lambda model: model.start_decode(batch, 3)[1].cache, abstract)
-    kept = "float32" if config.block == "recurrent" else "bfloat16"  # states are sums over a text
+    kept = "float32" if config.block_class.is_recurrent else "bfloat16"  # states are sums over a text
     assert {cache.keys.dtype, cache.values.dtype} == {jnp.dtype(kept)}
 
 

@@ -1,4 +1,4 @@
-"""t2t's LSTM layers against torch.nn.LSTM with equal weights: outputs, states and gradients.
+"""t2t's LSTM and GRU layers against torch.nn.LSTM and GRU with equal weights: outputs, states and gradients.
 
 Needs torch (tests/parity-requirements.txt).
 """
@@ -11,6 +11,7 @@ import pytest
 import toy
 
 from t2t.contrib.recurrent import layer
+from t2t.models.masks import AttentionMask
 
 INPUTS, UNITS, PROJECTED = 16, 24, 16
 CONFIGS = {
@@ -21,9 +22,10 @@ CONFIGS = {
 }
 
 
-def in_gates(x):
-  """Returns torch's rows of gates from columns of units: [..., units * 4] -> [4 * units, ...]."""
-  return np.moveaxis(np.asarray(x).reshape(*x.shape[:-1], -1, 4), (-1, -2), (0, 1)).reshape(x.shape[-1], *x.shape[:-1])
+def in_gates(x, gates=4):
+  """Returns torch's rows of gates from columns of units: [..., units * gates] -> [gates * units, ...]."""
+  of_gates = np.asarray(x).reshape(*x.shape[:-1], -1, gates)
+  return np.moveaxis(of_gates, (-1, -2), (0, 1)).reshape(x.shape[-1], *x.shape[:-1])
 
 
 def theirs(params, projected):
@@ -67,3 +69,55 @@ def test_a_layer_equals_torch(name):
     np.testing.assert_allclose(in_gates(of_weights[mine]), getattr(lstm, its).grad, atol=1e-4)
   if outputs != UNITS:
     np.testing.assert_allclose(of_weights["projection"].T, lstm.weight_hr_l0.grad, atol=1e-4)
+
+
+def test_a_gru_equals_torch():
+  """From a state, with respect to every weight; only the candidate has a bias inside of the reset gate."""
+  random = np.random.default_rng(0)
+  graphdef, params = toy.split(layer.GruFirst(toy.KINDS["gru_lm"], toy.transformer.nnx.Rngs(0)))
+  own = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape, scale=0.3), jnp.float32), params["forward"])
+  x, weights = random.normal(size=(3, 11, INPUTS)), random.normal(size=(3, 11, UNITS))
+  before = random.normal(size=(3, UNITS))
+
+  def run(own, x):
+    state = jnp.asarray(before, jnp.float32), jnp.zeros((3, UNITS))
+    hidden, after = toy.transformer.nnx.merge(graphdef, {"forward": own})(x, state=state)
+    return jnp.sum(hidden.x * weights), (hidden.x, after)
+
+  gradients, (found, after) = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))(own, jnp.asarray(x, jnp.float32))
+  gru, input_ = torch.nn.GRU(INPUTS, UNITS, batch_first=True).double(), torch.tensor(x, requires_grad=True)
+  values = {"weight_ih_l0": in_gates(own["input"], 3), "weight_hh_l0": in_gates(own["recurrent"], 3)}
+  values["bias_ih_l0"] = in_gates(own["bias"], 3)
+  values["bias_hh_l0"] = np.concatenate([np.zeros(2 * UNITS), own["recurrent_bias"]])
+  gru.load_state_dict({name: torch.tensor(np.asarray(x, np.float64)) for name, x in values.items()})
+  expected, output = gru(input_, torch.tensor(before[None]))
+  (expected * torch.tensor(weights)).sum().backward()
+  np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
+  np.testing.assert_allclose(after[0], output[0].detach(), atol=1e-5)
+  np.testing.assert_allclose(gradients[1], input_.grad, atol=1e-4)
+  for mine, its in (("input", "weight_ih_l0"), ("recurrent", "weight_hh_l0"), ("bias", "bias_ih_l0")):
+    np.testing.assert_allclose(in_gates(gradients[0][mine], 3), getattr(gru, its).grad, atol=1e-4)
+  np.testing.assert_allclose(gradients[0]["recurrent_bias"], gru.bias_hh_l0.grad[2 * UNITS :], atol=1e-4)
+
+
+def test_an_encoder_with_attention_equals_torch():
+  """Two bidirectional layers, each direction reading both of the layer below, on a padded row."""
+  config = toy.KINDS["luong"].of_stack("encoder")
+  model = toy.model(toy.KINDS["luong"])
+  params = toy.split(model)[1]["encoder"]["layers"]["mlp"]
+  x = np.random.default_rng(0).normal(size=(2, 7, 24))
+  segments = jnp.array([[1] * 7, [1] * 4 + [0] * 3])
+  found = jax.jit(lambda encoder, x: encoder(x, mask=AttentionMask(segments, segments, padded=True))[0])(
+    model.encoder, jnp.asarray(x, jnp.float32)
+  )
+  lstm = torch.nn.LSTM(24, 12, num_layers=config.num_encoder_layers, bidirectional=True, batch_first=True).double()
+  values = {}
+  for index in range(config.num_encoder_layers):
+    for side, end in (("forward", ""), ("backward", "_reverse")):
+      own = {name: in_gates(x[index]) for name, x in params[side].items()}
+      values |= {f"weight_ih_l{index}{end}": own["input"], f"weight_hh_l{index}{end}": own["recurrent"]}
+      values |= {f"bias_ih_l{index}{end}": own["bias"], f"bias_hh_l{index}{end}": np.zeros(48)}
+  lstm.load_state_dict({name: torch.tensor(np.asarray(x, np.float64)) for name, x in values.items()})
+  for row, length in ((0, 7), (1, 4)):
+    expected = lstm(torch.tensor(x[row : row + 1, :length]))[0].detach()
+    np.testing.assert_allclose(found[row, :length], expected[0], atol=1e-5)

@@ -60,6 +60,13 @@ def noisy() -> dict[str, np.ndarray]:
   return batch | {f"encoder_{name}": x for name, x in (features | {"loss_weights": masked.astype(np.float32)}).items()}
 
 
+def neighbours() -> dict[str, np.ndarray]:
+  """Returns rows of two texts, and some of one text."""
+  tokens = texts("encoder_only")["encoder_input_tokens"]
+  segments = (tokens > 0) * (1 + (np.arange(8) >= np.arange(ROWS)[:, None] % 5))
+  return {"encoder_input_tokens": tokens, "encoder_segment_ids": segments.astype(np.int32)}
+
+
 class Case(NamedTuple):
   """A kind of run.
 
@@ -117,6 +124,8 @@ CASES = {
     {"train.loss": "bilm", "model.embedding": "characters_both_directions", "model.embedding_dim": 8}
     | {"model.character_cnn": "tiny", "model.tied_logits": False, "model.logits_transform": False},
   ),
+  "attentional": Case("luong"),
+  "skip_thought": Case("gru_seq2seq", {"train.loss": "skip_thought"}, batch=neighbours),
   "exits_albert": Case("albert", {"model.exits": True, "train.loss": "early_exit"}, batch=answers, heads=CLASSES),
 }
 

@@ -1,1 +1,1 @@
-"""Recurrent language models: LSTM and QRNN layers, AWD-LSTM, ELMo."""
+"""Recurrent models: LSTM, GRU and QRNN layers, AWD-LSTM, ELMo, Skip-Thought, SA-LSTM, CoVe."""

@@ -1,6 +1,7 @@
-"""Cells, each one direction of a recurrent layer: LSTM, also with a projection of the output, and QRNN.
+"""Cells, each one direction of a recurrent layer: LSTM, also with a projection of the output, GRU and QRNN.
 
-A state is two arrays of one width: the output and the cell of an LSTM, or the last input and the cell of a QRNN.
+A state is two arrays of one width: the output and the cell of an LSTM, the output of a GRU and zeros, or the last input
+and the cell of a QRNN.
 Narrower values are padded with zeros, so that layers of different sizes have states of one shape. Columns of matrices
 with several gates are in the order of units, and of gates within a unit, so that a mesh splits them by units.
 """
@@ -59,7 +60,7 @@ class RecurrentCell(nnx.Module):
     """Returns the values of each gate, float32 [gates, ..., units], of [..., units * gates]."""
     return jnp.moveaxis(x.astype(jnp.float32).reshape(*x.shape[:-1], -1, self.gates), -1, 0)
 
-  def _dropped(self, parameter: nnx.Param, key: jax.Array | None) -> jax.Array:
+  def dropped(self, parameter: nnx.Param, key: jax.Array | None) -> jax.Array:
     """Returns a matrix without a fraction of its entries, one mask for all rows and positions (DropConnect)."""
     return layers.dropout(parameter[...], self.weight_dropout, key)
 
@@ -111,29 +112,82 @@ class LstmCell(RecurrentCell):
     dtype = x.dtype
     # All positions at once; the scan only adds the product with the output before.
     read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
-    recurrent = self._dropped(self.recurrent, dropout_key).astype(dtype)
+    recurrent = self.dropped(self.recurrent, dropout_key).astype(dtype)
     recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
     projection = None
     if self.projection is not None:
       projection = sharding.gather(self.projection[...].astype(dtype), layers.matrix_axes(self.projection))
-    limit = lambda y: jnp.clip(y, -self.clip, self.clip) if self.clip else y
 
     def step(carry: State, inputs: tuple[jax.Array, jax.Array]) -> tuple[State, jax.Array]:
       output, cell = (jnp.where(inputs[1][:, None], 0, value) for value in carry)
-      i, f, g, o = self._by_gate(inputs[0] + output @ recurrent)
-      cell = limit(jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g))
-      output = (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(dtype)
-      output = output if projection is None else limit(output @ projection)
+      output, cell = self.advance(inputs[0] + output @ recurrent, cell)
+      output = output if projection is None else self._limit(output @ projection)
       return (output, cell), output
 
     begin = state[0][:, :outputs].astype(dtype), state[1][:, :units]
     (output, cell), y = jax.lax.scan(step, begin, (jnp.moveaxis(read, 1, 0), starts.T))
     return jnp.moveaxis(y, 0, 1), (_padded(output, self.width), _padded(cell, self.width))
 
+  def _limit(self, y: jax.Array) -> jax.Array:
+    return jnp.clip(y, -self.clip, self.clip) if self.clip else y
+
+  def advance(self, gates: jax.Array, cell: jax.Array) -> State:
+    """Returns output and cell after a position, [batch, units], from inputs of the gates, [batch, units * gates]."""
+    i, f, g, o = self._by_gate(gates)
+    cell = self._limit(jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g))
+    return (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(gates.dtype), cell
+
   @classmethod
   def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:
     inputs, units, outputs = sizes
     return 4 * units * (inputs + outputs) + (units * outputs if outputs != units else 0)
+
+
+class GruCell(RecurrentCell):
+  """Gated recurrent unit, with the reset gate after the recurrent product, as in cuDNN and `torch.nn.GRU`.
+
+  (r, z, n) = x W + b,  (r', z', n') = h R;  n = tanh(n + sigmoid(r + r') (n' + b_n));
+  h = (1 - sigmoid(z + z')) n + sigmoid(z + z') h.
+
+  Weight dropout acts on R. Source: Cho et al. 2014, which resets h before its product with R.
+  """
+
+  gates = 3
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, sizes: tuple[int, int, int]):
+    super().__init__(config, rngs, sizes)
+    units = sizes[1]
+    self.recurrent = layers.param(rngs, (units, self.gates * units), ("embed", "mlp"), scale=self.scale)
+    self.recurrent_bias = nnx.Param(jnp.zeros(units), axes=("mlp",))
+
+  def _initial_bias(self, units: int) -> jax.Array:
+    return jnp.zeros(self.gates * units)
+
+  def __call__(
+    self, x: jax.Array, state: State, starts: jax.Array, dropout_key: jax.Array | None
+  ) -> tuple[jax.Array, State]:
+    dtype = x.dtype
+    read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
+    recurrent = self.dropped(self.recurrent, dropout_key).astype(dtype)
+    recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
+    of_candidate = self.recurrent_bias[...]
+
+    def step(output: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+      output = jnp.where(inputs[1][:, None], 0, output)
+      r, z, n = self._by_gate(inputs[0])
+      of_r, of_z, of_n = self._by_gate(output @ recurrent)
+      candidate = jnp.tanh(n + jax.nn.sigmoid(r + of_r) * (of_n + of_candidate))
+      kept = jax.nn.sigmoid(z + of_z)
+      output = ((1 - kept) * candidate + kept * output).astype(dtype)
+      return output, output
+
+    output, y = jax.lax.scan(step, state[0][:, : self.sizes[1]].astype(dtype), (jnp.moveaxis(read, 1, 0), starts.T))
+    return jnp.moveaxis(y, 0, 1), (_padded(output, self.width), jnp.zeros_like(state[1], jnp.float32))
+
+  @classmethod
+  def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:
+    inputs, units, _ = sizes
+    return cls.gates * units * (inputs + units)
 
 
 class QrnnCell(RecurrentCell):
@@ -156,7 +210,7 @@ class QrnnCell(RecurrentCell):
     inputs, units, _ = self.sizes
     last = state[0][:, None, :inputs].astype(x.dtype)
     before = jnp.where(starts[..., None], 0, jnp.concatenate([last, x], axis=1)[:, :-1])
-    matrix = self._dropped(self.input, dropout_key).astype(x.dtype)
+    matrix = self.dropped(self.input, dropout_key).astype(x.dtype)
     matrix = sharding.gather(matrix, layers.matrix_axes(self.input))
     z, f, o = self._by_gate(layers.add_bias(jnp.concatenate([before, x], axis=-1) @ matrix, self.bias))
     forget = jax.nn.sigmoid(f)

@@ -8,7 +8,7 @@ from t2t.contrib.recurrent import layer
 from t2t.models.config import TransformerConfig
 from t2t.models.head_config import as_head
 
-LAYERS = ("lstm", "qrnn")  # values of config.model.feed_forward; rows of a stack's places are not given
+LAYERS = ("lstm", "qrnn", "gru")  # values of config.model.feed_forward; rows of a stack's places are not given
 
 # Fields of parts that a recurrent block does not have -> their only value.
 _UNSET: Mapping[str, Any] = {
@@ -21,6 +21,7 @@ _UNSET: Mapping[str, Any] = {
   "two_streams": False,
   "branch_norm": False,
   "share_layers": False,
+  "share_stacks": False,
   "recurrence": "",
   "beside_first": "",
   "future_tokens": 0,
@@ -37,6 +38,14 @@ _WHY = {
   "future_tokens": "decoding keeps states instead of keys and values",
   "layer_drop": "layers have different widths",
   "share_layers": "layers have different widths",
+  "share_stacks": "the layers of the decoder also read the encoder's output",
+}
+# Fields that layers of an encoder-decoder do not have, because they are alike, and read texts of their own.
+_UNSET_IN_TWO_STACKS: Mapping[str, Any] = {
+  "recurrent_carry": False,
+  "recurrent_residual": False,
+  "recurrent_size_loss": 0.0,
+  "recurrent_change_loss": 0.0,
 }
 
 
@@ -50,9 +59,10 @@ def check(config: TransformerConfig, changed: Sequence[str]) -> None:
   Raises:
     UserError: with the key and a value that works.
   """
-  is_recurrent = config.block == "recurrent"
-  if is_recurrent != (config.feed_forward in LAYERS):
-    names = " or ".join(LAYERS) if is_recurrent else "dense or moe"
+  is_recurrent = "recurrent" in config.block
+  known = ("lstm",) if config.block == "recurrent_attention" else LAYERS
+  if is_recurrent != (config.feed_forward in known):
+    names = " or ".join(known) if is_recurrent else "dense or moe"
     also = "" if is_recurrent else ", or config.model.block=recurrent"
     raise UserError(
       f"config.model.feed_forward={config.feed_forward}: config.model.block={config.block} needs {names}. Set one of "
@@ -84,14 +94,20 @@ def _check_parts(config: TransformerConfig) -> None:
     if getattr(config, field) != value:
       why = _WHY.get(field, "the block has no attention and no norms")
       raise UserError(
-        f"config.model.{field}={getattr(config, field)}: config.model.block=recurrent needs {value!r}, because {why}. "
-        f"Set config.model.{field}={value!r}, or config.model.block=transformer."
+        f"config.model.{field}={getattr(config, field)}: config.model.block={config.block} needs {value!r}, because "
+        f"{why}. Set config.model.{field}={value!r}, or config.model.block=transformer."
       )
-  if config.kind.has_encoder_and_decoder:
+  if config.block == "recurrent_attention" and not config.kind.has_encoder_and_decoder:
     raise UserError(
-      "config.model.architecture=encoder_decoder: config.model.block=recurrent has no cross-attention. Set "
-      "config.model.architecture=decoder_only or encoder_only."
+      f"config.model.block=recurrent_attention attends to an encoder's output, but config.model.architecture="
+      f"{config.architecture}. Set config.model.architecture=encoder_decoder, or config.model.block=recurrent."
     )
+  for field, value in _UNSET_IN_TWO_STACKS.items() if config.kind.has_encoder_and_decoder else ():
+    if getattr(config, field) != value:
+      raise UserError(
+        f"config.model.{field}={getattr(config, field)} needs config.model.architecture=decoder_only or encoder_only, "
+        f"not encoder_decoder. Set config.model.{field}={value}."
+      )
   if config.decoder not in ("", "autoregressive"):
     raise UserError(
       f"config.model.decoder={config.decoder} needs a cache of keys and values, but config.model.block=recurrent keeps "
@@ -101,15 +117,25 @@ def _check_parts(config: TransformerConfig) -> None:
 
 def _check_sizes(config: TransformerConfig) -> None:
   directions, hidden = layer.num_directions(config), config.recurrent_hidden
+  if config.block == "recurrent_attention":
+    directions = 2
+    if config.recurrent_hidden or config.recurrent_projection:
+      raise UserError(
+        f"config.model.recurrent_hidden={hidden}, recurrent_projection={config.recurrent_projection}: layers of "
+        "config.model.block=recurrent_attention have as many units as features. Set config.model.recurrent_hidden=0 "
+        "and config.model.recurrent_projection=False."
+      )
   if config.embed_dim % directions:
     raise UserError(
-      f"config.model.embed_dim={config.embed_dim}: an encoder with config.model.block=recurrent has a half of the "
+      f"config.model.embed_dim={config.embed_dim}: an encoder with config.model.block={config.block} has a half of the "
       f"features for each direction. Give an even number, such as {config.embed_dim + 1}."
     )
   width, number = config.embed_dim // directions, max(config.num_encoder_layers, config.num_decoder_layers)
-  if hidden not in (0, width) and number == 1 and not config.recurrent_projection:
+  is_uniform = number == 1 or config.kind.has_encoder_and_decoder
+  if hidden not in (0, width) and is_uniform and not config.recurrent_projection:
+    layers = "the layers of an encoder-decoder" if config.kind.has_encoder_and_decoder else "a single layer"
     raise UserError(
-      f"config.model.recurrent_hidden={hidden} has no effect on a single layer, whose units are its {width} features. "
+      f"config.model.recurrent_hidden={hidden} has no effect on {layers}, whose units are the {width} features. "
       "Set config.model.recurrent_projection=True, more layers, or config.model.recurrent_hidden=0."
     )
   if config.recurrent_projection and (not hidden or config.feed_forward != "lstm"):

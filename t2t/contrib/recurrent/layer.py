@@ -3,6 +3,9 @@
 The first layer of a stack maps embed_dim features to recurrent_hidden, inner layers keep these, and the last layer
 returns to embed_dim. These are three rows, whose names sort in the order of the layers. In an encoder each layer has
 two directions: the first half of the features reads from left to right, the other half from right to left.
+
+The layers of an encoder-decoder are alike, with embed_dim features. The block gives its encoder or its decoder other
+inputs, see `RecurrentLayer`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +15,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t.contrib.recurrent.cells import LstmCell, QrnnCell, RecurrentCell, State, state_width
+from t2t.contrib.recurrent.cells import GruCell, LstmCell, QrnnCell, RecurrentCell, State, state_width
 from t2t.models import layers
 from t2t.models.auxiliary import Auxiliary, Carried, Hidden, Term
 from t2t.models.config import TransformerConfig
@@ -27,9 +30,9 @@ def num_directions(config: TransformerConfig) -> int:
   return 1 if config.kind.is_generative else 2
 
 
-def empty_state(config: TransformerConfig, rows: int) -> State:
+def empty_state(config: TransformerConfig, rows: int, directions: int) -> State:
   """Returns the state before a text, float32 [rows, directions * width] each."""
-  zeros = jnp.zeros((rows, num_directions(config) * state_width(config)), jnp.float32)
+  zeros = jnp.zeros((rows, directions * state_width(config)), jnp.float32)
   return zeros, zeros
 
 
@@ -55,26 +58,34 @@ class RecurrentLayer(FeedForward):
   """Base class: dropout, residual sum and auxiliary terms of a cell's outputs.
 
   level: only, first, inner or last.
+
+  Args:
+    config: shape of the model.
+    rngs: random keys of the initial values.
+    reads_both: whether the layer has two directions, each of which reads all features of the layer below.
+    memory: features of a vector that each position reads beside its input; 0: none.
   """
 
   reads_real = True
   cell_class: ClassVar[type[RecurrentCell]]
   level: ClassVar[str] = "only"
 
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    sizes = self.sizes(config)
-    self.config = config
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, reads_both: bool = False, memory: int = 0):
+    sizes = self.sizes(config, reads_both=reads_both, memory=memory)
+    has_two = reads_both or num_directions(config) == 2
+    self.config, self.reads_both = config, reads_both
     self.forward = self.cell_class(config, rngs, sizes)
-    self.backward = self.cell_class(config, rngs, sizes) if num_directions(config) == 2 else None
+    self.backward = self.cell_class(config, rngs, sizes) if has_two else None
 
   @classmethod
-  def sizes(cls, config: TransformerConfig) -> tuple[int, int, int]:
+  def sizes(cls, config: TransformerConfig, *, reads_both: bool = False, memory: int = 0) -> tuple[int, int, int]:
     """Returns the features of the input, the units and the features of the output of one direction."""
-    width = config.embed_dim // num_directions(config)
+    width = config.embed_dim // (2 if reads_both else num_directions(config))
+    read = memory + (config.embed_dim if reads_both else width)
     hidden = config.recurrent_hidden or width
     if config.recurrent_projection:
-      return width, hidden, width
-    inputs = width if cls.level in ("only", "first") else hidden
+      return read, hidden, width
+    inputs = read if cls.level in ("only", "first") else hidden
     outputs = width if cls.level in ("only", "last") else hidden
     return inputs, outputs, outputs
 
@@ -86,6 +97,7 @@ class RecurrentLayer(FeedForward):
     real: jax.Array | None = None,
     segments: jax.Array | None = None,
     state: State | None = None,
+    memory: jax.Array | None = None,
     returns_state: bool = False,
   ) -> tuple[Hidden, State]:
     """Maps [batch, length, input] to [batch, length, output]; also returns the state after each row.
@@ -96,17 +108,19 @@ class RecurrentLayer(FeedForward):
       real: bool [batch, length], positions with a token; None: all.
       segments: int [batch, length], texts of packed rows, 0 for padding; None: one text.
       state: state before the row, see `empty_state`; None: empty.
+      memory: [batch, length, memory], read beside `x`; None: the layer has none.
       returns_state: whether the auxiliary outputs contain the state, without a gradient.
     """
     config, length = self.config, x.shape[1]
     keys = layers.split_key(dropout_key, 3)
     segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
-    state = empty_state(config, x.shape[0]) if state is None else state
+    state = empty_state(config, x.shape[0], 1 if self.backward is None else 2) if state is None else state
     if self.backward is None:
-      y, state = self.forward(x, state, text_starts(segments), keys[0])
+      read = x if memory is None else jnp.concatenate([x, memory.astype(x.dtype)], axis=-1)
+      y, state = self.forward(read, state, text_starts(segments), keys[0])
     else:
-      parts = [jnp.split(part, 2, axis=-1) for part in (x, *state)]
-      (one, other), *states = parts
+      states = [jnp.split(part, 2, axis=-1) for part in state]
+      one, other = (x, x) if self.reads_both else jnp.split(x, 2, axis=-1)
       first, after = self.forward(one, (states[0][0], states[1][0]), text_starts(segments), keys[0])
       flip = lambda part: jnp.flip(part, axis=1)
       second, before = self.backward(flip(other), (states[0][1], states[1][1]), text_starts(flip(segments)), keys[1])
@@ -116,7 +130,7 @@ class RecurrentLayer(FeedForward):
       is_text = segments[:, -1] > 0 if real is None else (segments[:, -1] > 0) & real[:, -1]
       state = (jnp.where(is_text[:, None], state[0], 0), jnp.where(is_text[:, None], state[1], 0))
     terms = self._terms(y, real, segments) if self.level in ("only", "last") else {}
-    if self.level in ("first", "inner"):
+    if self.level in ("first", "inner") or config.kind.has_encoder_and_decoder:
       axis = -2 if config.broadcast_dropout else None
       y = layers.dropout(y, config.recurrent_dropout, keys[2], broadcast_axis=axis)
     if config.recurrent_residual and self.level in ("inner", "last"):
@@ -161,12 +175,14 @@ class RecurrentLayer(FeedForward):
   @classmethod
   def pattern(cls, config: TransformerConfig) -> tuple[str, ...]:
     name, number = config.feed_forward, max(config.num_encoder_layers, config.num_decoder_layers)
-    return (name,) if number == 1 else (f"{name}_first", *[f"{name}_inner"] * (number - 2), f"{name}_last")
+    is_uniform = number == 1 or config.kind.has_encoder_and_decoder
+    return (name,) if is_uniform else (f"{name}_first", *[f"{name}_inner"] * (number - 2), f"{name}_last")
 
   @classmethod
-  def layer_multiply_adds(cls, config: TransformerConfig) -> float:
+  def layer_multiply_adds(cls, config: TransformerConfig, *, reads_both: bool = False, memory: int = 0) -> float:
     """Returns multiplications with parameters per position of this layer."""
-    return num_directions(config) * cls.cell_class.multiply_adds(cls.sizes(config))
+    sizes, directions = cls.sizes(config, reads_both=reads_both, memory=memory), num_directions(config)
+    return (2 if reads_both else directions) * cls.cell_class.multiply_adds(sizes)
 
   @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
@@ -203,6 +219,30 @@ class LstmLast(Lstm):
   level = "last"
 
 
+class Gru(RecurrentLayer):
+  """The only layer of a stack of GRU layers."""
+
+  cell_class = GruCell
+
+
+class GruFirst(Gru):
+  """The first layer of several."""
+
+  level = "first"
+
+
+class GruInner(Gru):
+  """A layer between the first and the last."""
+
+  level = "inner"
+
+
+class GruLast(Gru):
+  """The last layer of several."""
+
+  level = "last"
+
+
 class Qrnn(RecurrentLayer):
   """The only layer of a stack of QRNN layers."""
 
@@ -233,6 +273,10 @@ ROWS: dict[str, type[RecurrentLayer]] = {
   "lstm_first": LstmFirst,
   "lstm_inner": LstmInner,
   "lstm_last": LstmLast,
+  "gru": Gru,
+  "gru_first": GruFirst,
+  "gru_inner": GruInner,
+  "gru_last": GruLast,
   "qrnn": Qrnn,
   "qrnn_first": QrnnFirst,
   "qrnn_inner": QrnnInner,

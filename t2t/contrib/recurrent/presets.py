@@ -86,3 +86,77 @@ def elmo() -> dict[str, object]:
 def tiny_elmo() -> dict[str, object]:
   """ELMo with a small character CNN and without dropout, as `tiny_lstm`."""
   return elmo() | dict(character_cnn="tiny", recurrent_dropout=0.0)
+
+
+def skip_thought() -> dict[str, object]:
+  """Skip-Thought (Kiros et al. 2015), uni-skip: words of 620 features, 2,400 GRU units, 20,000 words.
+
+  The words are projected to 2,400 features before each GRU, whose input matrix is then a product of two.
+  """
+  return presets.model_fields(
+    architecture="encoder_decoder",
+    vocab_size=20_096,  # rounded up to a multiple of 128
+    embed_dim=2_400,
+    num_heads=1,
+    head_dim=2_400,
+    mlp_dim=2_400,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    positions="none",
+    block="recurrent",
+    feed_forward="gru",
+    embedding_dim=620,
+    output_embedding_dim=2_400,
+  )
+
+
+def sa_lstm() -> dict[str, object]:
+  """SA-LSTM (Dai & Le 2015): words of 512 features and 1,024 LSTM units, which read and write a text.
+
+  The vocabulary is that of the tokens, rounded up to a multiple of 128. Words are projected as in `skip_thought`.
+  """
+  return presets.model_fields(
+    architecture="decoder_only",
+    vocab_size=32_128,
+    embed_dim=1_024,
+    num_heads=1,
+    head_dim=1_024,
+    mlp_dim=1_024,
+    num_decoder_layers=1,
+    positions="none",
+    block="recurrent",
+    feed_forward="lstm",
+    embedding_dim=512,
+    output_embedding_dim=1_024,
+  )
+
+
+def cove() -> dict[str, object]:
+  """CoVe (McCann et al. 2017): words of 300 features, two layers of 300 LSTM units in each direction.
+
+  The decoder has two layers of 600 units. Words are projected as in `skip_thought`.
+  """
+  return presets.model_fields(
+    architecture="encoder_decoder",
+    vocab_size=37_120,
+    embed_dim=600,
+    num_heads=1,
+    head_dim=600,
+    mlp_dim=600,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    positions="none",
+    block="recurrent_attention",
+    feed_forward="lstm",
+    embedding_dim=300,
+    output_embedding_dim=600,
+    own_encoder_embedding=True,
+    logits_bias=True,
+    recurrent_dropout=0.2,
+    dropout_rate=0.2,
+  )
+
+
+def tiny_cove() -> dict[str, object]:
+  """CoVe without dropout, as `tiny_lstm`, and one embedding of both languages."""
+  return cove() | dict(recurrent_dropout=0.0, own_encoder_embedding=False)

@@ -283,7 +283,7 @@ _STATIC, _WORD2VEC = "t2t.contrib.static", {"window": 5, "subsampling": 1e-5}
 _WINDOWED, _COUNTED = (*_ALIGNED, "windows"), (*_ALIGNED, "pair_counts")
 
 
-def _denoiser(noise: str, *facts: str, published: Mapping[str, float] | None = None) -> Objective:
+def _denoiser(noise: str | Callable, *facts: str, published: Mapping[str, float] | None = None) -> Objective:
   make = lambda **options: _with_eos(denoising, noise=_imported(noise), facts=facts)(**options)
   return Objective(_ENCODER_DECODER, _PAIR, make, published or {})
 
@@ -329,7 +329,7 @@ def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
 
 
 # Number of predicted tokens per span, from the command of SpanBERT's authors.
-_BOUNDARIES = HeadConfig("sbo", 15, "boundary")
+_BOUNDARIES = (HeadConfig("sbo", 15, "boundary"),)
 
 
 def _compared(make: Callable[..., list[Preprocessor]], *, parallel: bool = False) -> Objective:
@@ -374,6 +374,7 @@ OBJECTIVES: dict[str, Objective] = {
   "text_infilling": _denoiser("corruption.infill", "mask_id", published=_BART),
   "sentence_permutation": _denoiser("corruption.permute_sentences", "sentence_ends"),
   "document_rotation": _denoiser("corruption.rotate"),
+  "sequence_autoencoder": dataclasses.replace(_denoiser(lambda tokens, seed: tokens), architectures=_DECODERS),
   "bart": _denoiser("corruption.permute_and_infill", "mask_id", "sentence_ends", published=_BART),
   "masked_lm": _masked("masking.random_tokens"),
   "whole_word_masked_lm": _masked("masking.whole_words"),
@@ -382,11 +383,7 @@ OBJECTIVES: dict[str, Objective] = {
   "fragment_masked_lm": _masked("masking.one_fragment", _MASS),
   "unilm": Objective(_ENCODER, (*_ALIGNED, "token_types", "input_ranks"), _of_ids("unilm.unilm"), _BERT_MASKS),
   "span_masked_lm_sbo": Objective(
-    _ENCODER,
-    (*_ALIGNED, *feature_spec.ANSWERED[1:]),
-    _of_ids("masking.masked_spans"),
-    _BERT_MASKS,
-    heads=(_BOUNDARIES,),
+    _ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT_MASKS, heads=_BOUNDARIES
   ),
   "permuted_lm": Objective(
     _ENCODER, (*_ALIGNED, "input_ranks"), _of_ids("permuted_lm.permuted_lm"), {"noise_density": 1 / 6}

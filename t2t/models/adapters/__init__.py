@@ -86,10 +86,10 @@ def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
   """
   shape: TransformerConfig | None = getattr(model, "config", None)
   for name, config in adapters.items():
-    if shape is not None and shape.block == "recurrent" and name not in ("bitfit", "prompt"):
+    if shape is not None and shape.block_class.is_recurrent and name not in ("bitfit", "prompt"):
       raise UserError(
-        f"config.{name} adapts attention and MLPs, but config.model.block=recurrent has neither. Leave config.{name} "
-        "out, or give config.bitfit or config.prompt."
+        f"config.{name} adapts attention and MLPs, but config.model.block={shape.block} has neither. Leave "
+        f"config.{name} out, or give config.bitfit or config.prompt."
       )
     model = ADAPTERS[name].adapt(model, config, rngs)
   return model

@@ -15,7 +15,7 @@ from t2t.models import adapters, transformer
 from t2t.models.flops import model_flops
 from t2t.training import param_groups
 
-KINDS = {name: toy.KINDS[name] for name in ("awd_lstm", "awd_qrnn", "elmo_lm")}
+KINDS = {name: toy.KINDS[name] for name in ("awd_lstm", "awd_qrnn", "elmo_lm", "gru_lm")}
 PART = 5
 
 
@@ -60,6 +60,20 @@ def lstm(params, x, starts, clip=0.0):
   return np.stack(outputs)
 
 
+def gru(params, x, starts, clip=0.0):
+  """Returns the outputs of one row, [length, units], position by position; the reset gate acts after the product."""
+  units = params["bias"].size // 3
+  output, outputs = np.zeros(units), []
+  for i in range(len(x)):
+    output = 0 * output if starts[i] else output
+    r, z, n = of_gates(x[i] @ params["input"] + params["bias"], 3)
+    of_r, of_z, of_n = of_gates(output @ params["recurrent"], 3)
+    candidate = np.tanh(n + sigmoid(r + of_r) * (of_n + params["recurrent_bias"]))
+    output = (1 - sigmoid(z + of_z)) * candidate + sigmoid(z + of_z) * output
+    outputs.append(output)
+  return np.stack(outputs)
+
+
 def qrnn(params, x, starts, clip=0.0):
   """Returns the outputs of one row; a text's first position has zeros before it."""
   cell, outputs = np.zeros(params["bias"].size // 3), []
@@ -72,8 +86,11 @@ def qrnn(params, x, starts, clip=0.0):
   return np.stack(outputs)
 
 
+FORMULAS = [("awd_lstm", lstm), ("awd_qrnn", qrnn), ("elmo_lm", lstm), ("gru_lm", gru)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "formula"), [("awd_lstm", lstm), ("awd_qrnn", qrnn), ("elmo_lm", lstm)])
+@pytest.mark.parametrize(("kind", "formula"), FORMULAS)
 def test_a_model_equals_the_formulas(kind, formula):
   """Two texts and padding in a row, three layers of different sizes, residual sums from the second layer on."""
   config = dataclasses.replace(KINDS[kind], recurrent_clip=0.05 if kind == "elmo_lm" else 0.0)
@@ -276,7 +293,9 @@ def test_layers_have_numbers_for_rates():
     ({"quantization": "int8"}, "quantization"),
     ({"layer_drop": 0.5}, "layer_drop=0.5: .* different widths"),
     ({"decoder": "speculative"}, "decoder=speculative needs a cache of keys and values"),
-    ({"architecture": "encoder_decoder", "num_encoder_layers": 2}, "has no cross-attention"),
+    ({"architecture": "encoder_decoder", "num_encoder_layers": 2}, "recurrent_hidden=24 has no effect on the layers"),
+    ({"block": "recurrent_attention"}, "block=recurrent_attention attends to an encoder's output, but .*decoder_only"),
+    ({"block": "recurrent_attention", "feed_forward": "gru"}, "feed_forward=gru: .*recurrent_attention needs lstm"),
     ({"feed_forward": "dense"}, "feed_forward=dense: config.model.block=recurrent needs lstm or qrnn"),
     ({"feed_forward": "lstm_first"}, "feed_forward=lstm_first: config.model.block=recurrent needs lstm or qrnn"),
     ({"block": "transformer", "positions": "none"}, "feed_forward=lstm: config.model.block=transformer needs dense"),
@@ -295,6 +314,9 @@ def test_settings_that_do_not_fit_are_errors(fields, message):
     dataclasses.replace(KINDS["awd_lstm"], **fields)
 
 
+_SHARED = {"share_stacks": True, "num_encoder_layers": 3, "encoder_embed_dim": 0, "own_encoder_embedding": False}
+
+
 @pytest.mark.parametrize(
   ("kind", "fields", "message"),
   [
@@ -302,6 +324,12 @@ def test_settings_that_do_not_fit_are_errors(fields, message):
     ("bert", {"embedding_dropout": 0.1}, "embedding_dropout=0.1 needs config.model.architecture=decoder_only"),
     ("bilstm", {"recurrent_carry": True}, "recurrent_carry=True needs config.model.architecture=decoder_only"),
     ("bilstm", {"embed_dim": 15}, "embed_dim=15: an encoder with .* Give an even number, such as 16"),
+    ("gru_seq2seq", _SHARED, "share_stacks=True: .* layers of the decoder also read the encoder"),
+    ("gru_seq2seq", {"recurrent_carry": True}, "recurrent_carry=True needs .* not encoder_decoder"),
+    ("gru_seq2seq", {"recurrent_residual": True}, "recurrent_residual=True needs .* not encoder_decoder"),
+    ("gru_seq2seq", {"recurrent_change_loss": 1.0}, "recurrent_change_loss=1.0 needs .* not encoder_decoder"),
+    ("luong", {"recurrent_hidden": 8}, "recurrent_hidden=8.*have as many units as features"),
+    ("luong", {"encoder_embed_dim": 15}, "embed_dim=15: an encoder with config.model.block=recurrent_attention"),
   ],
 )
 def test_settings_of_other_models_are_errors(kind, fields, message):
