@@ -23,7 +23,7 @@ def check(config: TransformerConfig) -> None:
     UserError: the model is not a plain encoder, or has no head of `KINDS`.
   """
   where = "config.model.exits=True"
-  if config.architecture != "encoder_only":
+  if config.kind.is_generative:
     raise UserError(
       f"{where}: config.model.architecture={config.architecture} keeps keys and values of all layers for later tokens, "
       "so no layer can be left out. Use an encoder, or leave config.model.exits out."

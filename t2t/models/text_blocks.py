@@ -35,7 +35,7 @@ def check(config: TransformerConfig) -> None:
     UserError: a field of the model excludes blocks.
   """
   key = f"config.model.block_length={config.block_length}"
-  if config.architecture != "encoder_only":
+  if config.kind.is_generative:
     raise UserError(
       f"{key} needs config.model.architecture=encoder_only, not {config.architecture}: block diffusion predicts each "
       "token at its place. Set config.model.architecture=encoder_only, or config.model.block_length=0."

@@ -89,9 +89,9 @@ def _leaves(value: Any) -> Iterator[Any]:
     yield value
 
 
-def _first_sentence(config: Mapping[str, Any], keys: Mapping[str, Any]) -> str:
+def _first_sentence(published: Mapping[str, Any], keys: Mapping[str, Any]) -> str:
   kind = keys.get("model.architecture", "").replace("_", "-")
-  model_class = next(iter(config.get("architectures") or ()), config.get("model_type", "model"))
+  model_class = next(iter(published.get("architectures") or ()), published.get("model_type", "model"))
   base = keys.get("init.checkpoint")
   start = f" It starts from `{base}`." if base else ""
   return (
@@ -166,8 +166,8 @@ def _rows(run: runs.RecordedRun) -> Iterator[Sequence[Any]]:
     yield name, next(reversed(values.values())), values[best], best
 
 
-def _use(name: str, config: Mapping[str, Any]) -> Iterator[str]:
-  model_class = next(iter(config.get("architectures") or ()), "AutoModel")
+def _use(name: str, published: Mapping[str, Any]) -> Iterator[str]:
+  model_class = next(iter(published.get("architectures") or ()), "AutoModel")
   yield from (
     "```python",
     "import transformers",
