@@ -6,8 +6,8 @@ from t2t.studies import claims, suite
 from t2t.studies.definition import Arm, Column, Scale, Setting, Study, TrainStage
 
 _FROZEN = {"train.freeze": "^(?!heads/)"}
-STATIC, CONTEXTUAL, FINE_TUNED = "word vectors, frozen", "language models, frozen", "language models, fine-tuned"
-MASKED = "masked LM, fine-tuned"
+STATIC, CONTEXTUAL, FINE_TUNED = "frozen word vectors", "frozen language models", "fine-tuned language models"
+MASKED = "fine-tuned masked LM"
 _VECTORS, _MODELS = "vectors", "bilm"  # stages
 
 
@@ -37,9 +37,9 @@ def arms(setting: Setting) -> list[Arm]:
   mixed = suite.mixed_heads(setting)
   tune = lambda start, keys: suite.finetuning(setting, suite.ENCODER, start=start, keys=keys)
   return [
-    Arm("random vectors, frozen", [*text, vectors, tune(_VECTORS, {**_FROZEN, "init.parameters": False})]),
+    Arm("frozen random vectors", [*text, vectors, tune(_VECTORS, {**_FROZEN, "init.parameters": False})]),
     Arm(STATIC, [*text, vectors, tune(_VECTORS, _FROZEN)]),
-    Arm("word vectors, fine-tuned", [*text, vectors, tune(_VECTORS, {})]),
+    Arm("fine-tuned word vectors", [*text, vectors, tune(_VECTORS, {})]),
     Arm(CONTEXTUAL, [*text, models, tune(_MODELS, {**_FROZEN, **mixed})]),
     Arm(FINE_TUNED, [*text, models, tune(_MODELS, mixed)]),
     Arm(MASKED, [*text, masked, tune(masked.name, {})]),

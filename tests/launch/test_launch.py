@@ -44,7 +44,11 @@ def cloud(tmp_path, monkeypatch):
     ("tiny", "tinny", "nearest: tiny"),
     ("gs://bucket/base", "gs://bucket/base --config.train.step=3", "nearest: train.steps"),
     ("gs://bucket/base", "gs://bucket/base --stpes 3", "unknown option --stpes"),
-    ("gs://bucket/base", "gs://bucket/base --config.data.files=gs://bucket/*.txt", "config.data.vocabulary is empty"),
+    (
+      "gs://bucket/base",
+      "gs://bucket/base --config.data.files=gs://bucket/*.txt --config.data.vocabulary=",
+      "config.data.vocabulary is empty",
+    ),
     (
       "gs://bucket/base",
       "gs://bucket/base --config.data.sources.own.files=own.txt",

@@ -415,7 +415,7 @@ def test_neither_loss_depends_on_the_mesh(mesh_shape):
 # ---- Settings that do not fit ----------------------------------------------------------------------------------------
 
 
-NO_MASK = f"data.vocabulary={reserved_ids._docs_model()}"
+NO_MASK = f"data.vocabulary={reserved_ids._docs_model(reserved_ids.DOCS_SIZE)}"
 
 
 @pytest.mark.parametrize(

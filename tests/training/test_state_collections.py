@@ -218,7 +218,7 @@ def test_runs_without_collections_save_none(plain):
   [
     (
       {"optimizer.average": "emma"},
-      "config.optimizer.average='emma': unknown. Give one of ema, lawa; did you mean ema?",
+      "config.optimizer.average='emma': unknown. Give one of ema, lawa, nt_asgd; did you mean ema?",
     ),
     ({"optimizer.average": "ema", "optimizer.average_decay": 1.5}, "config.optimizer.average_decay=1.5 must be from"),
     ({"eval.average": True}, "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema"),
