@@ -70,9 +70,8 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       20,
-      "Skip-gram vectors of 64 dimensions, two LSTM language models of 2 layers with 128 units and 64 features, and a "
-      "masked encoder of width 64, each trained for 1,000 steps of 32 x 64 tokens of the documentation; 300 steps of "
-      "fine-tuning on three tasks.",
+      "Skip-gram vectors of 64 dimensions, two LSTM language models of 2 layers with 128 units, and a masked encoder of "
+      "width 64. Each trains for 1,000 steps of 32 x 64 tokens of the documentation, and for 300 steps on three tasks.",
     ),
     "small": Scale("one H200", 900, "word2vec, ELMo and BERT base, 30,000 steps; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 2_500, "word2vec, ELMo and BERT base, 125,000 steps; GLUE, 60,000 steps."),
