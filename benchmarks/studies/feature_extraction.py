@@ -11,6 +11,7 @@ from t2t.studies import claims, figures, suite
 from t2t.studies.definition import (
   HIGHER,
   LOWER,
+  NEITHER,
   ActionStage,
   Arm,
   Column,
@@ -41,9 +42,7 @@ def arms(setting: Setting) -> list[Arm]:
   return [
     Arm("fine-tuning", [*text, pretrain, finetuning({}), of_finetuned]),
     Arm("gradual unfreezing", [*text, pretrain, finetuning(gradual), of_finetuned]),
-    Arm(
-      "features: all layers", [*text, pretrain, finetuning({**_FROZEN, **suite.mixed_heads(setting)}), of_pretrained]
-    ),
+    Arm("features: all layers", [*text, pretrain, finetuning({**_FROZEN, **suite.heads(setting)}), of_pretrained]),
     Arm("features: last layer", [*text, pretrain, finetuning(_FROZEN), of_pretrained]),
     Arm("features: untrained", [*text, untrained, finetuning(_FROZEN), of_pretrained]),
   ]
@@ -80,7 +79,7 @@ def _accuracies(folders: Folders) -> dict[int, float]:
 
 
 def columns(setting: Setting) -> list[Column]:
-  """Returns the columns of the suite, the best and the last probe, and costs: parameters, overfitting, speed."""
+  """Returns the columns of the suite, the best and the last probe, and costs: parameters, loss gap, speed."""
 
   def gap(folders: Folders) -> float | None:
     """Returns the held-out loss minus the mean of the last training losses."""
@@ -93,8 +92,8 @@ def columns(setting: Setting) -> list[Column]:
     *suite.columns(setting, suite.ENCODER),
     Column("best probe", lambda folders: max(_accuracies(folders).values()), HIGHER),
     Column("best layer", lambda folders: float(max(_accuracies(folders).items(), key=lambda item: item[1])[0]), ""),
-    Column("trained", figures.parameters("finetune", trained=True), LOWER),
-    Column("overfitting", gap, LOWER),
+    Column("trained parameters", figures.parameters("finetune", trained=True), LOWER),
+    Column("loss gap", gap, NEITHER),
     Column("step (ms)", _step_time, LOWER),
   ]
 
@@ -119,9 +118,10 @@ STUDY = Study(
     "Classification, for gradual unfreezing"
   ),
   claim=(
-    "On the development set of CoNLL-2003, fine-tuning of BERT base has 96.4 F1. Its frozen features have 95.5 from a "
-    "weighted sum of all layers, 94.9 from the last layer, and 91.0 from the embedding. So fine-tuning is above the "
-    "last layer, all layers are above the last one, and contextual features are above those without context."
+    "On the development set of CoNLL-2003, fine-tuning of BERT base has 96.4 F1. Its frozen features have 96.1 from "
+    "the last four layers joined, 95.5 from a weighted sum of all layers, and 94.9 from the last layer. So "
+    "fine-tuning is above the last layer, and all layers are above the last one. The rule also tests a control: "
+    "frozen features of a pre-trained encoder are above those of an untrained one."
   ),
   rule=claims.all_of(
     claims.higher("fine-tuning", than="features: last layer", column="mean"),
@@ -134,7 +134,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      40,
+      35,
       "A tiny encoder, 4 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
       "documentation; 300 steps on three tasks; probes of 2,000 docstrings for their package.",
     ),
@@ -142,8 +142,10 @@ STUDY = Study(
     "base": Scale("eight H200", 900, "BERT base, 125,000 steps; GLUE, 60,000 steps; probes of SST-2."),
   },
   caveats=(
-    "features of a tiny model that has read two million tokens may be poor, and fine-tuning may gain more than in the "
-    "paper. The paper's features feed a BiLSTM of two layers, and these feed a head. An untrained encoder stands for "
-    "features without context. Overfitting is the held-out loss minus the training loss of all tasks."
+    "features of a tiny model that has read two million tokens may be poor. All arms have one learning rate and 300 "
+    "steps, which is little for a new head on frozen features: linear probes of the same layers classify better. The "
+    "paper's features feed a BiLSTM of two layers. All seeds share one pre-trained encoder, so the intervals cover "
+    "the drawn labels and fine-tuning only, and probes have one value. The held-out sets have 191 examples (order: "
+    "378). The loss gap is the held-out loss minus the training loss of all tasks."
   ),
 )

@@ -34,8 +34,9 @@ def arms(setting: Setting) -> list[Arm]:
   """Returns an arm for each kind of features, all with the same heads' budget."""
   text = suite.text_stages(setting)
   vectors, models, masked = word_vectors(setting), language_models(setting), suite.encoder(setting)
-  mixed = suite.mixed_heads(setting)
-  tune = lambda start, keys: suite.finetuning(setting, suite.ENCODER, start=start, keys=keys)
+  # Word vectors have no layers.
+  mixed, last = suite.heads(setting), suite.heads(setting, layers="last")
+  tune = lambda start, keys: suite.finetuning(setting, suite.ENCODER, start=start, keys={**last, **keys})
   return [
     Arm("frozen random vectors", [*text, vectors, tune(_VECTORS, {**_FROZEN, "init.parameters": False})]),
     Arm(STATIC, [*text, vectors, tune(_VECTORS, _FROZEN)]),
@@ -70,8 +71,9 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       20,
-      "Skip-gram vectors of 64 dimensions, two LSTM language models of 2 layers with 128 units, and a masked encoder of "
-      "width 64. Each trains for 1,000 steps of 32 x 64 tokens of the documentation, and for 300 steps on three tasks.",
+      "Skip-gram vectors of 64 dimensions, two LSTM language models of 2 layers with 128 units, and a masked encoder "
+      "of width 64. Each trains for 1,000 steps of 32 x 64 tokens of the documentation, and for 300 steps on three "
+      "tasks.",
     ),
     "small": Scale("one H200", 900, "word2vec, ELMo and BERT base, 30,000 steps; GLUE, 20,000 steps."),
     "base": Scale("eight H200", 2_500, "word2vec, ELMo and BERT base, 125,000 steps; GLUE, 60,000 steps."),

@@ -58,7 +58,11 @@ def _of_scale(name: str, study: Study, scale: str, rows: Sequence[StudyRow]) -> 
   head = [" | ".join(["arm", *columns]), "|".join(["---"] * (1 + len(columns)))]
   body = [" | ".join([arm, *(_cell(rows, arm, column) for column in columns)]) for arm in results.arms(rows)]
   lines += [f"| {head[0]} |", f"|{head[1]}|", *(f"| {line} |" for line in body), ""]
-  shown = f"{len(seeds)} seeds; in brackets the 95 % interval of the mean by Student's t." if len(seeds) > 1 else ""
+  shown = (
+    f"{len(seeds)} seeds; in brackets the 95 % interval of the mean by Student's t, unless all are equal."
+    if len(seeds) > 1
+    else ""
+  )
   shown = shown or "One seed, so there are no intervals."
   if lower := [column.name for column in declared if column.better == definition.LOWER]:
     shown += f" Lower is better in: {', '.join(lower)}."
@@ -82,7 +86,7 @@ def _cell(rows: Sequence[StudyRow], arm: str, column: str) -> str:
   if not values:
     return "-"
   mean, margin = seed_scores.mean_and_margin(values)
-  if math.isnan(margin):
+  if math.isnan(margin) or not margin:
     return results.number(mean)
   return f"{results.number(mean)} ({results.number(mean - margin)} to {results.number(mean + margin)})"
 
@@ -180,10 +184,15 @@ def listed(studies: Mapping[str, tuple[Study, Sequence[StudyRow]]]) -> str:
 
 
 def state(study: Study, rows: Sequence[StudyRow]) -> str:
-  """Returns the verdict and number of seeds of each scale: "toy: agree (3 seeds)"; "no result yet" without rows."""
+  """Returns verdict, parts and seeds of each scale: "toy: undecided (2 agree, 1 undecided; 3 seeds)".
+
+  "no result yet" without rows.
+  """
   texts = []
   for scale in scales(rows):
     of_scale = [row for row in rows if row.scale == scale]
     seeds = len({row.seed for row in of_scale})
-    texts.append(f"{scale}: {study.rule.decide(of_scale).word} ({seeds} seed{'s' * (seeds != 1)})")
+    verdict = study.rule.decide(of_scale)
+    parts = f"{verdict.parts[0].partition(': ')[2].rstrip('.')}; " if verdict.parts else ""
+    texts.append(f"{scale}: {verdict.word} ({parts}{seeds} seed{'s' * (seeds != 1)})")
   return ", ".join(texts) or "no result yet"

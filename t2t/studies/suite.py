@@ -135,16 +135,23 @@ def finetuning(
   return TrainStage(name, "finetune_docs_package", {**common, **budget, **(keys or {})}, start=start)
 
 
-def mixed_heads(setting: Setting) -> dict[str, Any]:
-  """Returns the key of heads that read a learned weighted sum of all layers, as in ELMo (Peters et al. 2018)."""
+def heads(setting: Setting, *, layers: str = "mix") -> dict[str, Any]:
+  """Returns the key of the heads of all tasks, alike for every encoder, so that arms differ in their features only.
+
+  Args:
+    setting: of the study.
+    layers: "last", or "mix" for a learned weighted sum of all layers, as in ELMo (Peters et al. 2018).
+  """
   docs = is_docs(setting)
-  heads = []
+  made = []
   for name, (kind, classes) in (_DOCS_HEADS if docs else _GLUE_HEADS).items():
-    head: dict[str, Any] = {"name": name, "kind": kind, "num_classes": classes, "layers": "mix"}
+    head: dict[str, Any] = {"name": name, "kind": kind, "num_classes": classes, "layers": layers}
+    if docs:
+      head["pooler"] = "norm"  # what `finetuning` adds to the encoder of scale toy
     if kind in ("class", "score"):
       head["reads"] = "mean" if docs else "first"  # the documentation's vocabulary has no [CLS]
-    heads.append(head)
-  return {"model.heads": tuple(heads)}
+    made.append(head)
+  return {"model.heads": tuple(made)}
 
 
 # ---- Pre-training ----------------------------------------------------------------------------------------------------
