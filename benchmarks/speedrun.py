@@ -40,6 +40,15 @@ from t2t.training import mesh_selection, metric_writers
 
 BENCHMARKS = pathlib.Path(__file__).parent
 RECORDS = BENCHMARKS / "records"
+_LIMIT = 240.0  # seconds of a record's runs
+_BLANKS = (
+  "mixture",
+  "objective",
+  "noise_density",
+  "mean_noise_span_length",
+  "files",
+  "eval_files",
+)  # keys of the blanks
 _ALL = 1_000  # held-out batches; more than exist
 _LOG = "log.txt"
 
@@ -110,7 +119,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--name", help="name in the table; default: the overrides")
   parser.add_argument("--seeds", type=numeric.integer(1), default=3, help="runs")
   parser.add_argument(
-    "--seconds", type=numeric.number(0, above=True), default=240.0, help="time limit of a run, including start and end"
+    "--seconds", type=numeric.number(0, above=True), default=_LIMIT, help="time limit of a run, including start and end"
   )
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="folder for the runs")
   parser.add_argument("--record", metavar="DATE_NAME", help="writes benchmarks/records/DATE_NAME/record.json")
@@ -121,9 +130,18 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--record {options.record}: begin with the date, because records are sorted: 2026-12-01_NAME")
   if options.record and options.seeds < 3:
     raise UserError(f"--seeds {options.seeds}: a record needs at least 3 seeds")
+  if options.record and options.seconds > _LIMIT:
+    raise UserError(f"--seconds {options.seconds:g}: runs of a record have {_LIMIT:g} s. Leave out --seconds.")
+  if options.record and (last := last_record()) and options.record <= last["name"]:
+    raise UserError(
+      f"--record {options.record} sorts before the last record, {last['name']}, but this order is that of the "
+      "comparisons. Give a name that sorts after it."
+    )
+  if changed := [x for x in overrides if x.startswith(tuple(f"--config.data.{key}=" for key in _BLANKS))]:
+    raise UserError(f"{changed[0]} changes the blanks of the evaluation, so its loss does not compare. Leave it out.")
   tried = " ".join(argument.removeprefix("--config.") for argument in overrides)
   name = options.name or options.record or tried or "default config"
-  folder = options.workdir / re.sub(r"[^\w.=-]+", "_", name)
+  folder = options.workdir / re.sub(r"[^\w.=-]+|^[.]+", "_", name)
   size = bytes_per_target(options.config, overrides)
   losses, times, shares = [], [], []
   for seed in range(options.seeds):

@@ -95,7 +95,8 @@ def split_frozen(params: Params, patterns: tuple[str, ...], *, halved: tuple[str
       f"config.train.freeze={patterns}: every parameter is frozen, so nothing is trained. Remove a pattern."
     )
   trained = {path: x for path, x in flat.items() if path not in frozen}
-  frozen = {path: x.astype(jnp.bfloat16) if matches(halved, path) else x for path, x in frozen.items()}
+  halves = lambda path, x: matches(halved, path) and jnp.issubdtype(x.dtype, jnp.floating)  # not tables of ids
+  frozen = {path: x.astype(jnp.bfloat16) if halves(path, x) else x for path, x in frozen.items()}
   return unflatten(trained), unflatten(frozen)
 
 

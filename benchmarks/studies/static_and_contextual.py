@@ -26,7 +26,11 @@ def word_vectors(setting: Setting) -> TrainStage:
 
 def language_models(setting: Setting) -> TrainStage:
   """Returns the stage that trains the two recurrent language models of ELMo."""
-  toy = {"model.recurrent_hidden": 128, "model.num_encoder_layers": 2} if setting.scale == "toy" else {}
+  toy = (
+    {"model.embedding_dim": 32, "model.recurrent_hidden": 128, "model.num_encoder_layers": 2}
+    if setting.scale == "toy"
+    else {}
+  )
   return _pretraining(setting, _MODELS, "elmo", {"data.objective": "masked_lm", **toy})  # the loss ignores the masks
 
 

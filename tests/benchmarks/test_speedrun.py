@@ -121,6 +121,12 @@ def test_a_run_is_timed_and_read(overrides, tmp_path, capsys, monkeypatch):
   assert [path.name for path in speedrun.RECORDS.iterdir()] == ["2026-01-02_first"]
   with pytest.raises(UserError, match="exists"):
     speedrun.main([*run_options, "--record", "2026-01-02_first"])
+  with pytest.raises(UserError, match="2026-01-02_faster sorts before the last record, 2026-01-02_first"):
+    speedrun.main([*run_options, "--record", "2026-01-02_faster"])
+  with pytest.raises(UserError, match="runs of a record have 240 s"):
+    speedrun.main([*run_options, "--record", "2026-01-04_slow", "--seconds", "300"])
+  with pytest.raises(UserError, match="noise_density=0.1 changes the blanks"):
+    speedrun.main([*run_options, "--config.data.noise_density=0.1"])
 
 
 def test_the_difference_is_tested_by_welch():

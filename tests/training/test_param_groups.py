@@ -362,3 +362,10 @@ def test_a_run_that_keeps_near_its_start_goes_on(tmp_path):
   encoder, decoder, _ = zip(*told(parts), strict=True)
   assert all(x > 0 for x in encoder) and [x > 0 for x in decoder] == [False, True, True, True]
   assert "train/distance/embed" not in parts[0]
+
+
+def test_tables_of_ids_are_not_halved():
+  """A table of integers keeps its numbers under frozen=bfloat16."""
+  params = {"embed": {"characters": jnp.full((2, 2), 259), "cnn": jnp.ones((2, 2))}, "layer": jnp.ones(2)}
+  _, frozen = split_frozen(params, ("embed",), halved=("embed",))
+  assert frozen["embed"]["cnn"].dtype == jnp.bfloat16 and frozen["embed"]["characters"].tolist() == [[259] * 2] * 2

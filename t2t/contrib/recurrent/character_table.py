@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.data import vocabularies
+from t2t.data import vocabularies, vocabulary_classes
 from t2t.param_tree import Vocabulary, flatten, unflatten
 from t2t.training.run import Callback, Run
 
@@ -53,6 +53,10 @@ def table(vocabulary: Vocabulary, *, rows: int, longest: int) -> np.ndarray:
   """
   special = _special(vocabulary)
   texts = vocabularies.token_texts(vocabulary, errors="surrogateescape")
+  if vocabulary_classes.is_sentencepiece(vocabulary):  # pieces of one byte are called <0xC3>
+    model = vocabulary.tokenizer
+    for i in filter(model.is_byte, range(model.get_piece_size())):
+      texts[i] = bytes([int(model.id_to_piece(i)[3:-1], 16)]).decode(errors="surrogateescape")
   made = np.zeros((rows, longest), np.int32)
   for i, text in enumerate(texts[:rows]):
     if i != vocabulary.pad_id:

@@ -38,7 +38,7 @@ def load(spec: str, *, extra_ids: int = 100) -> Vocabulary:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
     return vocabulary_classes.ByteVocabulary(extra_ids=extra_ids)
-  if size := re.fullmatch(r"docs-(\d+)", spec):
+  if size := re.fullmatch(r"docs-([1-9][0-9]{2,5})", spec):
     return docs_vocabulary(size=int(size[1]), extra_ids=extra_ids)
   where = f"config.data.vocabulary={spec}"
   spec = gcs.fetched(spec, where="config.data.vocabulary=", vocabulary=True)
@@ -63,8 +63,8 @@ def load(spec: str, *, extra_ids: int = 100) -> Vocabulary:
 
 
 _WHAT_TO_GIVE = (
-  'give "bytes", or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a tokenizer.json, or '
-  "of the encoder.json or vocab.json of a BPE vocabulary"
+  'give "bytes", docs-SIZE of 100 or more, or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a '
+  "tokenizer.json, or of the encoder.json or vocab.json of a BPE vocabulary"
 )
 
 
