@@ -63,7 +63,7 @@ def test_pieces_of_one_byte_are_that_byte(tmp_path):
   """A character without a token is spelled by its bytes, not by the names <0xC3> of their pieces."""
   from t2t.data.vocabularies import training
 
-  training.train_sentencepiece(["a cat sat on a mat"] * 3, size=266, output_dir=tmp_path, byte_fallback=True)
+  training.train_sentencepiece(["a cat sat on a mat"] * 3, size=268, output_dir=tmp_path, byte_fallback=True)
   vocabulary = vocabularies.load(str(tmp_path), extra_ids=2)
   found = texts_of(character_table.table(vocabulary, rows=384, longest=20))
   assert b"".join(found[i] for i in vocabulary.encode("é")[-2:]) == "é".encode()
