@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]  # path of a parameter -> values
 
 
 def _task(setting: Setting) -> str:
-  return "docs_package" if suite.is_docs(setting) else "glue_mrpc"
+  return "docs_order" if suite.is_docs(setting) else "glue_mrpc"
 
 
 def arms(setting: Setting) -> list[Arm]:
@@ -275,7 +275,7 @@ STUDY = Study(
       "two CPU cores",
       10,
       f"A tiny encoder, 2 layers of width 64, pre-trained once for 1,000 steps of 32 x 64 tokens of the "
-      f"documentation; 400 steps on the package of a docstring; losses of 128 training examples "
+      f"documentation; 400 steps on the order of words; losses of 128 training examples "
       f"at {_POINTS} x {_POINTS} points of two planes. "
       f"Rise is the mean increase of the loss within a filter-normalized distance of {_RADIUS:g}. "
       "Directness is the distance of the first and the last checkpoint, divided by the length of the path.",
@@ -286,7 +286,6 @@ STUDY = Study(
   caveats=(
     "the surfaces of two random directions differ from those of the paper, which spans its planes by fine-tuned "
     "models. A run that has not fitted its data stays on a plateau, which is flat, too. The training loss after equal "
-    "steps stands for easy optimization. At scale toy single words tell the class, so that pre-training on two million "
-    "tokens may not help."
+    "steps stands for easy optimization."
   ),
 )
