@@ -41,14 +41,8 @@ from t2t.training import mesh_selection, metric_writers
 BENCHMARKS = pathlib.Path(__file__).parent
 RECORDS = BENCHMARKS / "records"
 _LIMIT = 240.0  # seconds of a record's runs
-_BLANKS = (
-  "mixture",
-  "objective",
-  "noise_density",
-  "mean_noise_span_length",
-  "files",
-  "eval_files",
-)  # keys of the blanks
+# Keys of config.data that decide which blanks the evaluation has.
+_BLANKS = ("mixture", "objective", "noise_density", "mean_noise_span_length", "files", "eval_files")
 _ALL = 1_000  # held-out batches; more than exist
 _LOG = "log.txt"
 

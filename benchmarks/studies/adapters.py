@@ -9,12 +9,10 @@ from t2t.reports import seed_scores
 from t2t.studies import claims, figures, picture, results, suite
 from t2t.studies.definition import HIGHER, LOWER, Arm, Column, Folders, Scale, Setting, Study
 
-_ONLY_HEADS = {"train.freeze": "^(?!heads/)"}
-
 # Arm -> keys. The numbers are ranks, bottlenecks or lengths.
 ARMS: dict[str, dict[str, Any]] = {
   "all parameters": {},
-  "heads alone": _ONLY_HEADS,
+  "heads alone": suite.ONLY_HEADS,
   "BitFit": {"bitfit.also_train": ""},
   "(IA)3": {"ia3.targets": "attention/key,attention/value,mlp/down"},
   "prompt 16": {"prompt.length": 16},

@@ -23,8 +23,6 @@ from t2t.studies.definition import (
 )
 from t2t.training import metric_writers
 
-_FROZEN = {"train.freeze": "^(?!heads/)"}
-
 
 def arms(setting: Setting) -> list[Arm]:
   """Returns the arms; each ends with a probe of every layer of the encoder that it has used or made."""
@@ -42,9 +40,11 @@ def arms(setting: Setting) -> list[Arm]:
   return [
     Arm("fine-tuning", [*text, pretrain, finetuning({}), of_finetuned]),
     Arm("gradual unfreezing", [*text, pretrain, finetuning(gradual), of_finetuned]),
-    Arm("features: all layers", [*text, pretrain, finetuning({**_FROZEN, **suite.heads(setting)}), of_pretrained]),
-    Arm("features: last layer", [*text, pretrain, finetuning(_FROZEN), of_pretrained]),
-    Arm("features: untrained", [*text, untrained, finetuning(_FROZEN), of_pretrained]),
+    Arm(
+      "features: all layers", [*text, pretrain, finetuning({**suite.ONLY_HEADS, **suite.heads(setting)}), of_pretrained]
+    ),
+    Arm("features: last layer", [*text, pretrain, finetuning(suite.ONLY_HEADS), of_pretrained]),
+    Arm("features: untrained", [*text, untrained, finetuning(suite.ONLY_HEADS), of_pretrained]),
   ]
 
 

@@ -5,7 +5,6 @@ from typing import Any
 from t2t.studies import claims, suite
 from t2t.studies.definition import Arm, Column, Scale, Setting, Study, TrainStage
 
-_FROZEN = {"train.freeze": "^(?!heads/)"}
 STATIC, CONTEXTUAL, FINE_TUNED = "frozen word vectors", "frozen language models", "fine-tuned language models"
 MASKED = "fine-tuned masked LM"
 _VECTORS, _MODELS = "vectors", "bilm"  # stages
@@ -42,10 +41,10 @@ def arms(setting: Setting) -> list[Arm]:
   mixed, last = suite.heads(setting), suite.heads(setting, layers="last")
   tune = lambda start, keys: suite.finetuning(setting, suite.ENCODER, start=start, keys={**last, **keys})
   return [
-    Arm("frozen random vectors", [*text, vectors, tune(_VECTORS, {**_FROZEN, "init.parameters": False})]),
-    Arm(STATIC, [*text, vectors, tune(_VECTORS, _FROZEN)]),
+    Arm("frozen random vectors", [*text, vectors, tune(_VECTORS, {**suite.ONLY_HEADS, "init.parameters": False})]),
+    Arm(STATIC, [*text, vectors, tune(_VECTORS, suite.ONLY_HEADS)]),
     Arm("fine-tuned word vectors", [*text, vectors, tune(_VECTORS, {})]),
-    Arm(CONTEXTUAL, [*text, models, tune(_MODELS, {**_FROZEN, **mixed})]),
+    Arm(CONTEXTUAL, [*text, models, tune(_MODELS, {**suite.ONLY_HEADS, **mixed})]),
     Arm(FINE_TUNED, [*text, models, tune(_MODELS, mixed)]),
     Arm(MASKED, [*text, masked, tune(masked.name, {})]),
   ]

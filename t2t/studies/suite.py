@@ -54,6 +54,7 @@ _GLUE_HEADS = {
 }
 
 ENCODER = "encoder_only"
+ONLY_HEADS = {"train.freeze": "^(?!heads/)"}  # keys of a fine-tuning whose features are frozen
 TEXT = "text"  # name of the stage of `documentation`
 
 

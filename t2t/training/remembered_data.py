@@ -12,7 +12,7 @@ from t2t.configuration.stages import Stage
 from t2t.models.architecture import Batch
 from t2t.training import stage_program
 
-_MOST = 4  # held-out batches of so many configs stay in memory
+_MOST = 8  # results in memory: held-out batches of four configs, whole and by source
 
 
 class RememberedData:
@@ -49,7 +49,7 @@ class RememberedData:
     key = f"{kind}; {mesh.devices.tolist()}; {mesh.axis_names}; {_key(config)}"
     if key not in self._batches:
       self._batches[key] = make(config, mesh)
-      while len(self._batches) > 2 * _MOST:
+      while len(self._batches) > _MOST:
         self._batches.popitem(last=False)
     self._batches.move_to_end(key)
     return self._batches[key]

@@ -11,23 +11,24 @@ _AWD_LSTM = {
 AWD_LSTM_SIZES = tuple(_AWD_LSTM)
 
 
+def _fields(width: int, **fields: object) -> dict[str, object]:
+  """Returns the fields of LSTM layers without positions; one head has the width, because a config needs heads."""
+  size = dict(embed_dim=width, num_heads=1, head_dim=width, mlp_dim=width, positions="none")
+  return presets.model_fields(**(size | dict(block="recurrent", feed_forward="lstm") | fields))
+
+
 def awd_lstm(size: str) -> dict[str, object]:
   """AWD-LSTM (Merity et al. 2017) and the language model of ULMFiT (Howard & Ruder 2018): 400, 1,150, 1,150, 400.
 
   The embedding is tied to the logits. The authors drop 0.65 instead of 0.4 of the input on WikiText-2.
   """
   vocab_size, words, outer, between, weights = presets.entry(_AWD_LSTM, size)
-  return presets.model_fields(
+  return _fields(
+    400,
     architecture="decoder_only",
     vocab_size=vocab_size,
-    embed_dim=400,
-    num_heads=1,
-    head_dim=400,
     mlp_dim=1_150,
     num_decoder_layers=3,
-    positions="none",
-    block="recurrent",
-    feed_forward="lstm",
     recurrent_hidden=1_150,
     recurrent_carry=True,
     recurrent_dropout=between,
@@ -59,17 +60,12 @@ def elmo() -> dict[str, object]:
 
   Both directions share token vectors and logits. The vocabulary is that of the logits, rounded up to a multiple of 128.
   """
-  return presets.model_fields(
+  return _fields(
+    1_024,
     architecture="encoder_only",
     vocab_size=32_128,
-    embed_dim=1_024,
-    num_heads=1,
-    head_dim=1_024,
     mlp_dim=4_096,
     num_encoder_layers=2,
-    positions="none",
-    block="recurrent",
-    feed_forward="lstm",
     embedding="characters_both_directions",
     character_cnn="elmo",
     embedding_dim=512,
@@ -93,17 +89,12 @@ def skip_thought() -> dict[str, object]:
 
   The words are projected to 2,400 features before each GRU, whose input matrix is then a product of two.
   """
-  return presets.model_fields(
+  return _fields(
+    2_400,
     architecture="encoder_decoder",
     vocab_size=20_096,  # rounded up to a multiple of 128
-    embed_dim=2_400,
-    num_heads=1,
-    head_dim=2_400,
-    mlp_dim=2_400,
     num_encoder_layers=1,
     num_decoder_layers=1,
-    positions="none",
-    block="recurrent",
     feed_forward="gru",
     embedding_dim=620,
     output_embedding_dim=2_400,
@@ -115,17 +106,11 @@ def sa_lstm() -> dict[str, object]:
 
   The vocabulary is that of the tokens, rounded up to a multiple of 128. Words are projected as in `skip_thought`.
   """
-  return presets.model_fields(
+  return _fields(
+    1_024,
     architecture="decoder_only",
     vocab_size=32_128,
-    embed_dim=1_024,
-    num_heads=1,
-    head_dim=1_024,
-    mlp_dim=1_024,
     num_decoder_layers=1,
-    positions="none",
-    block="recurrent",
-    feed_forward="lstm",
     embedding_dim=512,
     output_embedding_dim=1_024,
   )
@@ -136,18 +121,13 @@ def cove() -> dict[str, object]:
 
   The decoder has two layers of 600 units. Words are projected as in `skip_thought`.
   """
-  return presets.model_fields(
+  return _fields(
+    600,
     architecture="encoder_decoder",
     vocab_size=37_120,
-    embed_dim=600,
-    num_heads=1,
-    head_dim=600,
-    mlp_dim=600,
     num_encoder_layers=2,
     num_decoder_layers=2,
-    positions="none",
     block="recurrent_attention",
-    feed_forward="lstm",
     embedding_dim=300,
     output_embedding_dim=600,
     own_encoder_embedding=True,
