@@ -7,7 +7,7 @@ from typing import Any
 
 from t2t.reports import seed_scores
 from t2t.studies import claims, figures, picture, results, suite
-from t2t.studies.definition import HIGHER, LOWER, Arm, Column, Folders, Scale, Setting, Study
+from t2t.studies.definition import LOWER, Arm, Column, Scale, Setting, Study
 
 # Arm -> keys. The numbers are ranks, bottlenecks or lengths.
 ARMS: dict[str, dict[str, Any]] = {
@@ -25,51 +25,21 @@ ARMS: dict[str, dict[str, Any]] = {
   "Houlsby 32": {"houlsby.bottleneck": 32},
 }
 
-# Learning rates of every arm, of which the better counts: methods with few parameters need higher rates.
-_RATES = {"toy": (1e-3, 5e-3), "small": (3e-5, 1e-3), "base": (3e-5, 1e-3)}
-
 
 def arms(setting: Setting) -> list[Arm]:
   """Returns an arm for each method, all from one pre-trained encoder."""
   text = suite.text_stages(setting)
   # BitFit trains biases, which a ModernBERT does not have. All seeds share the encoder, as in the paper.
   pretrain = dataclasses.replace(suite.encoder(setting, {"model.biases": True}), seed=0)
-  return [Arm(name, [*text, pretrain, *_finetunings(setting, keys)]) for name, keys in ARMS.items()]
-
-
-def _finetunings(setting: Setting, keys: dict[str, Any]) -> list[Any]:
-  stages = []
-  for number, rate in enumerate(_RATES[setting.scale], start=1):
-    rated = {"optimizer.scale_by_parameter": False, "optimizer.learning_rate": rate}
-    name = f"finetune{number}"
-    stages.append(suite.finetuning(setting, suite.ENCODER, start="pretrain", name=name, keys={**rated, **keys}))
-  return stages
+  tune = lambda keys: suite.finetunings(setting, suite.ENCODER, start=pretrain.name, keys=keys)
+  # Methods with few parameters need higher rates.
+  return [Arm(name, [*text, pretrain, *tune(keys)]) for name, keys in ARMS.items()]
 
 
 def columns(setting: Setting) -> list[Column]:
-  """Returns the columns of the suite at the arm's better rate, the trained parameters, and this rate."""
-  rates = _RATES[setting.scale]
-  by_rate = [suite.columns(setting, suite.ENCODER, stage=f"finetune{number}") for number in range(1, len(rates) + 1)]
-
-  def best(folders: Folders) -> int | None:
-    means = [of_rate[-1].value(folders) for of_rate in by_rate]
-    known = {number: mean for number, mean in enumerate(means) if mean is not None}
-    return max(known, key=lambda number: known[number]) if known else None
-
-  def at_best(column: int, folders: Folders) -> float | None:
-    number = best(folders)
-    return None if number is None else by_rate[number][column].value(folders)
-
-  def rate(folders: Folders) -> float | None:
-    number = best(folders)
-    return None if number is None else rates[number]
-
-  of_tasks = [
-    Column(column.name, lambda folders, index=index: at_best(index, folders), HIGHER)
-    for index, column in enumerate(by_rate[0])
-  ]
+  """Returns the columns of the suite at the arm's better rate, this rate, and the trained parameters."""
   trained = Column("trained", figures.parameters("finetune1", trained=True), LOWER)
-  return [*of_tasks, trained, Column("rate", rate, "")]
+  return [*suite.columns_at_best(setting, suite.ENCODER), trained]
 
 
 def draw(rows: Sequence[results.StudyRow], column_names: Sequence[str]) -> bytes:

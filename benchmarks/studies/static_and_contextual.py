@@ -39,20 +39,20 @@ def arms(setting: Setting) -> list[Arm]:
   vectors, models, masked = word_vectors(setting), language_models(setting), suite.encoder(setting)
   # Word vectors have no layers.
   mixed, last = suite.heads(setting), suite.heads(setting, layers="last")
-  tune = lambda start, keys: suite.finetuning(setting, suite.ENCODER, start=start, keys={**last, **keys})
+  tune = lambda start, keys: suite.finetunings(setting, suite.ENCODER, start=start, keys={**last, **keys})
   return [
-    Arm("frozen random vectors", [*text, vectors, tune(_VECTORS, {**suite.ONLY_HEADS, "init.parameters": False})]),
-    Arm(STATIC, [*text, vectors, tune(_VECTORS, suite.ONLY_HEADS)]),
-    Arm("fine-tuned word vectors", [*text, vectors, tune(_VECTORS, {})]),
-    Arm(CONTEXTUAL, [*text, models, tune(_MODELS, {**suite.ONLY_HEADS, **mixed})]),
-    Arm(FINE_TUNED, [*text, models, tune(_MODELS, mixed)]),
-    Arm(MASKED, [*text, masked, tune(masked.name, {})]),
+    Arm("frozen random vectors", [*text, vectors, *tune(_VECTORS, {**suite.ONLY_HEADS, "init.parameters": False})]),
+    Arm(STATIC, [*text, vectors, *tune(_VECTORS, suite.ONLY_HEADS)]),
+    Arm("fine-tuned word vectors", [*text, vectors, *tune(_VECTORS, {})]),
+    Arm(CONTEXTUAL, [*text, models, *tune(_MODELS, {**suite.ONLY_HEADS, **mixed})]),
+    Arm(FINE_TUNED, [*text, models, *tune(_MODELS, mixed)]),
+    Arm(MASKED, [*text, masked, *tune(masked.name, {})]),
   ]
 
 
 def columns(setting: Setting) -> list[Column]:
-  """Returns the columns of the suite."""
-  return suite.columns(setting, suite.ENCODER)
+  """Returns the columns of the suite at the arm's better rate, and this rate."""
+  return suite.columns_at_best(setting, suite.ENCODER)
 
 
 STUDY = Study(

@@ -7,6 +7,7 @@ are those of GLUE.
 """
 
 from collections.abc import Mapping
+import functools
 import pathlib
 import shutil
 from typing import Any
@@ -134,6 +135,53 @@ def finetuning(
     "train.log_every": 10,
   }
   return TrainStage(name, "finetune_docs_package", {**common, **budget, **(keys or {})}, start=start)
+
+
+# Learning rates of fine-tuning, of which each arm takes the better one; rates are absolute.
+RATES = {"toy": (1e-3, 5e-3), "small": (3e-5, 1e-3), "base": (3e-5, 1e-3)}
+
+
+def finetunings(
+  setting: Setting, architecture: str, *, start: str, keys: Mapping[str, Any] | None = None
+) -> list[TrainStage]:
+  """Returns a stage as of `finetuning` for each rate of `RATES`, for arms that train unequal parts of a model."""
+  return [
+    finetuning(
+      setting,
+      architecture,
+      start=start,
+      name=_at_rate(number),
+      keys={"optimizer.scale_by_parameter": False, "optimizer.learning_rate": rate, **(keys or {})},
+    )
+    for number, rate in enumerate(RATES[setting.scale], start=1)
+  ]
+
+
+def _at_rate(number: int) -> str:
+  return f"finetune{number}"
+
+
+def columns_at_best(setting: Setting, architecture: str) -> list[Column]:
+  """Returns `columns` of the stage of `finetunings` with the higher mean, and its rate."""
+  rates = RATES[setting.scale]
+  by_rate = [columns(setting, architecture, stage=_at_rate(number)) for number in range(1, len(rates) + 1)]
+
+  def best(folders: Folders) -> int | None:
+    means = {number: mean for number, of_rate in enumerate(by_rate) if (mean := of_rate[-1].value(folders)) is not None}
+    return max(means, key=lambda number: means[number]) if means else None
+
+  def at_best(column: int, folders: Folders) -> float | None:
+    number = best(folders)
+    return None if number is None else by_rate[number][column].value(folders)
+
+  def rate(folders: Folders) -> float | None:
+    number = best(folders)
+    return None if number is None else rates[number]
+
+  of_tasks = [
+    Column(column.name, functools.partial(at_best, index), column.better) for index, column in enumerate(by_rate[0])
+  ]
+  return [*of_tasks, Column("rate", rate, NEITHER)]
 
 
 def heads(setting: Setting, *, layers: str = "mix") -> dict[str, Any]:

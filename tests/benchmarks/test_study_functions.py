@@ -99,18 +99,24 @@ def test_vocabularies_are_compared_at_every_scale(scale, smallest, larger):
 
 
 def test_few_labels_match_many():
-  """The rule compares columns of two arms, paired by seed."""
+  """The rule compares columns of two arms, paired by seed, and every task of the rows has to agree."""
   study = toy.benchmark("studies/learning_curve").STUDY
-  rows = lambda few, many: [
-    *(row("pre-trained", seed, **{"100 labels": few + seed}) for seed in range(3)),
-    *(
-      row("from scratch", seed, **{"100 labels": 20.0 + 1.1 * seed, "1000 labels": many + 1.2 * seed})
-      for seed in range(3)
-    ),
-  ]
+
+  def rows(few, many, task="order"):
+    return [
+      *(row(f"{task} pre-trained", seed, **{"100 labels": few + seed}) for seed in range(3)),
+      *(
+        row(f"{task} from scratch", seed, **{"100 labels": 20.0 + 1.1 * seed, "1000 labels": many + 1.2 * seed})
+        for seed in range(3)
+      ),
+    ]
+
   assert study.rule.decide(rows(60.0, 55.0)).word == claims.AGREE
   assert study.rule.decide(rows(60.0, 75.0)).word == claims.DISAGREE
   assert study.rule.decide(rows(60.0, 55.0)[:1]).word == claims.UNDECIDED
+  assert study.rule.decide([]).word == claims.UNDECIDED
+  both = study.rule.decide([*rows(60.0, 55.0), *rows(60.0, 75.0, "topic")])
+  assert both.word == claims.DISAGREE and both.parts[0] == "Parts of the rule: 3 agree, 1 disagree."
 
 
 def test_keys_may_have_the_seed():
@@ -125,7 +131,7 @@ def test_a_study_draws_its_own_picture():
   """`draw` gets the rows and the columns; without it the picture has a panel for each curve, also with a log axis."""
   loaded, setting = definition.load("learning_curve"), Setting("toy")
   name = loaded.curves(setting)[0].name
-  rows = [dataclasses.replace(row("pre-trained", 0), curves={name: {30: 1.0, 3_000: 2.0}})]
+  rows = [dataclasses.replace(row("order pre-trained", 0), curves={name: {30: 1.0, 3_000: 2.0}})]
   plain = picture.of_study(loaded, setting, rows)
   assert plain.startswith(b"\x89PNG") and plain != picture.draw(rows, (), title=loaded.title)
   own = dataclasses.replace(loaded, draw=lambda rows, columns: f"{len(rows)} {columns[0]}".encode())
