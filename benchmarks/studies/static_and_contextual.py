@@ -1,51 +1,71 @@
 """Static word vectors, frozen contextual features, and fine-tuning, on the same tasks (Peters et al. 2018)."""
 
+import dataclasses
 from typing import Any
 
+from etils import epath
+
 from t2t.studies import claims, suite
-from t2t.studies.definition import Arm, Column, Scale, Setting, Study, TrainStage
+from t2t.studies.definition import ActionStage, Arm, Column, Folders, Scale, Setting, Study, TrainStage
 
 STATIC, CONTEXTUAL, FINE_TUNED = "frozen word vectors", "frozen language models", "fine-tuned language models"
 MASKED = "fine-tuned masked LM"
-_VECTORS, _MODELS = "vectors", "bilm"  # stages
+_WORDS, _VECTORS, _MODELS = "words", "vectors", "bilm"  # stages
 
 
-def _pretraining(setting: Setting, name: str, config: str, keys: dict[str, Any]) -> TrainStage:
+def words() -> ActionStage:
+  """Returns the stage that lists the words of the documentation, with the counts that subsampling needs."""
+  return ActionStage(_WORDS, _write_words, reads=(suite.TEXT,), seed=0)
+
+
+def _write_words(workdir: epath.Path, workdirs: Folders, seed: int) -> None:
+  del seed
+  from t2t.commands import vocab
+
+  size = ["--type", "word", "--size", "8000", "--min_count", "2"]
+  vocab.main(["train", *size, "--input", str(workdirs[suite.TEXT] / "train.jsonl"), "--output", str(workdir)])
+
+
+def _pretraining(setting: Setting, name: str, config: str, keys: dict[str, Any], toy: dict[str, Any]) -> TrainStage:
+  """Returns a stage that all seeds share, of a model with words as tokens, as published."""
   if setting.scale == "toy":
     config = f"tiny_{config.removeprefix('word2vec_')}"
-    keys |= {"model.embed_dim": 64, "data.inputs_length": 64, "data.targets_length": 64, "train.batch_size": 32}
-  steps = setting.sized(toy=suite.TOY_STEPS, small=30_000, base=125_000)
-  return TrainStage(name, config, {**suite.text_keys(setting), **keys, **suite.budget(steps)})
+    size = {"model.embed_dim": 64, "data.inputs_length": 64, "data.targets_length": 64, "train.batch_size": 32}
+    own = {"data.vocabulary": f"{{{_WORDS}}}", "model.vocab_size": 0, "data.extra_ids": 0}
+    keys = {**suite.text_keys(setting), **keys, **size, **own, **suite.budget(3 * suite.TOY_STEPS), **toy}
+  else:
+    keys = {**keys, **suite.budget(setting.sized(toy=0, small=30_000, base=125_000))}
+  return TrainStage(name, config, keys, seed=0)
 
 
 def word_vectors(setting: Setting) -> TrainStage:
   """Returns the stage that trains skip-gram vectors."""
-  return _pretraining(setting, _VECTORS, "word2vec_skip_gram", {"data.objective": "skip_gram"})
+  toy = {"data.subsampling": 1e-3}
+  return _pretraining(setting, _VECTORS, "word2vec_skip_gram", {"data.objective": "skip_gram"}, toy)
 
 
 def language_models(setting: Setting) -> TrainStage:
   """Returns the stage that trains the two recurrent language models of ELMo."""
-  toy = (
-    {"model.embedding_dim": 32, "model.recurrent_hidden": 128, "model.num_encoder_layers": 2}
-    if setting.scale == "toy"
-    else {}
-  )
-  return _pretraining(setting, _MODELS, "elmo", {"data.objective": "masked_lm", **toy})  # the loss ignores the masks
+  toy = {"model.embedding_dim": 32, "model.recurrent_hidden": 128, "model.num_encoder_layers": 2}
+  # The loss ignores the masks.
+  return _pretraining(setting, _MODELS, "elmo", {"data.objective": "masked_lm"}, toy)
 
 
 def arms(setting: Setting) -> list[Arm]:
   """Returns an arm for each kind of features, all with the same heads' budget."""
   text = suite.text_stages(setting)
-  vectors, models, masked = word_vectors(setting), language_models(setting), suite.encoder(setting)
+  of_words = [*text, *([words()] if text else [])]
+  vectors, models = word_vectors(setting), language_models(setting)
+  masked = dataclasses.replace(suite.encoder(setting), seed=0)
   # Word vectors have no layers.
   mixed, last = suite.heads(setting), suite.heads(setting, layers="last")
   tune = lambda start, keys: suite.finetunings(setting, suite.ENCODER, start=start, keys={**last, **keys})
   return [
-    Arm("frozen random vectors", [*text, vectors, *tune(_VECTORS, {**suite.ONLY_HEADS, "init.parameters": False})]),
-    Arm(STATIC, [*text, vectors, *tune(_VECTORS, suite.ONLY_HEADS)]),
-    Arm("fine-tuned word vectors", [*text, vectors, *tune(_VECTORS, {})]),
-    Arm(CONTEXTUAL, [*text, models, *tune(_MODELS, {**suite.ONLY_HEADS, **mixed})]),
-    Arm(FINE_TUNED, [*text, models, *tune(_MODELS, mixed)]),
+    Arm("frozen random vectors", [*of_words, vectors, *tune(_VECTORS, {**suite.ONLY_HEADS, "init.parameters": False})]),
+    Arm(STATIC, [*of_words, vectors, *tune(_VECTORS, suite.ONLY_HEADS)]),
+    Arm("fine-tuned word vectors", [*of_words, vectors, *tune(_VECTORS, {})]),
+    Arm(CONTEXTUAL, [*of_words, models, *tune(_MODELS, {**suite.ONLY_HEADS, **mixed})]),
+    Arm(FINE_TUNED, [*of_words, models, *tune(_MODELS, mixed)]),
     Arm(MASKED, [*text, masked, *tune(masked.name, {})]),
   ]
 

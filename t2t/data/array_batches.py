@@ -10,6 +10,7 @@ from typing import Any
 import weakref
 
 from etils import epath
+from flax import nnx
 import jax
 import numpy as np
 
@@ -137,6 +138,10 @@ class OwnData:
     """Returns {}: own batches have no sources."""
     del config, mesh
     return {}
+
+  def evaluation(self, config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh) -> None:
+    """Returns None: own batches belong to no task."""
+    del config, graphdef, mesh
 
   def _framing(self, config: Config) -> ArrayFraming:
     vocabulary = self.vocabulary(config)

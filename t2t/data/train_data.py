@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from etils import epath
+from flax import nnx
 import jax
 import seqio
 import tensorflow as tf
@@ -641,3 +642,8 @@ def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str,
   return {
     name: pipeline.eval_batches(config.data, architecture, mesh, task=part, **options) for name, part in parts.items()
   }
+
+
+def evaluation(config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the evaluation of a run's tasks; see `evaluate.of_training`."""
+  return load("t2t.evaluation.evaluate:of_training")(config, graphdef, mesh)

@@ -453,17 +453,17 @@ def _is_unlabelled(example: Mapping[str, Any]) -> bool:
 # ---- Command ---------------------------------------------------------------------------------------------------------
 
 
-def of_training(
-  config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, vocabulary: "seqio.Vocabulary"
-) -> Evaluation | None:
+def of_training(config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh) -> Evaluation | None:
   """Returns the evaluation of the registered tasks of a training run, or None if no task has metrics.
 
   Args:
     config: of the run.
-    graphdef, mesh, vocabulary: see `Evaluation`.
+    graphdef, mesh: see `Evaluation`.
   """
   data = config.data
-  if not any(task.metric_fns for task in pipeline.find_tasks(data, config.model.architecture, ())):
+  if not data.reads_only_tasks or not any(
+    task.metric_fns for task in pipeline.find_tasks(data, config.model.architecture, ())
+  ):
     return None
   return Evaluation(
     data,
@@ -471,7 +471,7 @@ def of_training(
     adapters_lib.as_asked(config.model, config.adapters),
     graphdef,
     mesh,
-    vocabulary=vocabulary,
+    vocabulary=pipeline.vocabulary(data),
     split=data.eval_split,
     batch_size=config.eval.batch_size or config.train.batch_size,
     by_heads=losses.answered_by_heads(config.train.loss),

@@ -80,14 +80,12 @@ def open_run(
 
     # ---- Checkpoints, data and state -----------------------------------------
     verify.set_aside(folder / manager.CHECKPOINTS)
-    ends = [stage.end for stage in run_stages[:-1]]
-    settings = config.checkpoint
     checkpoints = manager.Checkpoints(
       folder,
-      keep=settings.max_to_keep,
-      ends=ends,
-      retry_seconds=settings.retry_seconds,
-      host_memory_limit=round(settings.host_memory_gb * 1e9) or None,
+      keep=config.checkpoint.max_to_keep,
+      ends=[stage.end for stage in run_stages[:-1]],
+      retry_seconds=config.checkpoint.retry_seconds,
+      host_memory_limit=round(config.checkpoint.host_memory_gb * 1e9) or None,
     )
     stack.callback(checkpoints.close)
     data.check_vocabulary(config, vocabulary, folder / manager.VOCABULARY, checkpoints.latest_identity())

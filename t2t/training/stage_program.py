@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from etils import epath
+from flax import nnx
 import jax
 
 from t2t import UserError, losses
@@ -66,6 +67,9 @@ class Data(Protocol):
 
   def eval_batches_by_source(self, config: Config, mesh: jax.sharding.Mesh) -> dict[str, list[Batch]]:
     """Returns the held-out batches of each source that names its language."""
+
+  def evaluation(self, config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh) -> "evaluate.Evaluation | None":
+    """Returns the evaluation of the tasks; None if no task has metrics."""
 
 
 def from_config() -> Data:
@@ -144,15 +148,8 @@ class StageProgram:
 
   @functools.cached_property
   def tasks(self) -> "evaluate.Evaluation | None":
-    """Evaluation of the stage's tasks (`evaluate.of_training`); None if there is none."""
-    data = self.stage.config.data
-    if not data.reads_only_tasks:
-      return None  # user batches belong to no task, and text has no metrics
-    from t2t.data import pipeline
-    from t2t.evaluation import evaluate
-
-    vocabulary = pipeline.vocabulary(data)
-    return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
+    """Evaluation of the stage's tasks; None if there is none."""
+    return (self._data or from_config()).evaluation(self.stage.config, self.program.reader, self._mesh)
 
   def check_measured(self) -> None:
     """Checks that the stage's evaluations have `config.eval.early_stopping_metric`.
