@@ -32,6 +32,7 @@ FAMILIES: LazyTable[Family] = LazyTable(
     "modernbert": "t2t.convert.modern_bert:MODERN_BERT",
     "modernbert-decoder": "t2t.convert.modern_bert:DECODER",
     "eurobert": "t2t.convert.eurobert:EUROBERT",
+    "neobert": "t2t.convert.neobert:NEOBERT",
     "xlnet": "t2t.convert.xlnet:XLNET",
     "gpt2": "t2t.convert.decoders:GPT2",
     "mpt": "t2t.convert.decoders:MPT",

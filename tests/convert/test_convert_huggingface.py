@@ -314,6 +314,13 @@ PUBLISHED = {
     | dict(rope_theta=250000.0, mask_token_id=128002),
     llama_encoders.eurobert("610m"),
   ),
+  "chandar-lab/NeoBERT": (
+    dict(model_type="neobert", vocab_size=30522, hidden_size=768, intermediate_size=3072, num_hidden_layers=28)
+    | dict(num_attention_heads=12, dim_head=64, max_length=4096, norm_eps=1e-6, decoder_init_range=0.02)
+    | dict(embedding_init_range=0.02, classifier_init_range=0.02, pad_token_id=0, architectures=["NeoBERTLMHead"])
+    | dict(auto_map={"AutoModelForMaskedLM": "model.NeoBERTLMHead"}, kwargs={"architectures": ["NeoBERTLMHead"]}),
+    llama_encoders.neobert("base"),
+  ),
   "gpt2": (
     dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024, n_ctx=1024)
     | dict(activation_function="gelu_new", layer_norm_epsilon=1e-5, resid_pdrop=0.1, initializer_range=0.02),
