@@ -1,6 +1,7 @@
 """Text written by masked language models, in several orders, against a causal one; a causal judge reads it."""
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -29,6 +30,9 @@ ARMS = {
   "masked at once": ("masked", AT_ONCE),
   "masked left to right": ("masked", LEFT_TO_RIGHT),
   "masked easiest first": ("masked", EASIEST_FIRST),
+  "diffusion at once": ("diffusion", AT_ONCE),
+  "diffusion left to right": ("diffusion", LEFT_TO_RIGHT),
+  "diffusion easiest first": ("diffusion", EASIEST_FIRST),
   "causal left to right": ("causal", LEFT_TO_RIGHT),
   "held-out text": ("", ""),
 }
@@ -37,6 +41,8 @@ TEXTS = 128
 PROMPT = 32  # tokens before the text to write, in both tasks
 INFILLED = 8  # tokens of a gap, with the text behind it
 CONTINUED = 16  # tokens at the end
+# Masked diffusion draws the rate, and replaces tokens by [MASK] alone.
+_ALL_RATES = {"data.objective": "masked_diffusion", "train.loss": "diffusion", "data.noise_density": 0.0}
 _JUDGE_SEED = 1_000  # unlike that of any causal model of the study
 _FIGURES = "figures.json"
 
@@ -45,7 +51,7 @@ _FIGURES = "figures.json"
 
 
 def models(setting: Setting) -> dict[str, TrainStage]:
-  """Returns the stages of the masked model, of the causal one, and of the larger judge."""
+  """Returns the stages of the masked model, of masked diffusion, of the causal model, and of the larger judge."""
   steps = setting.sized(toy=suite.TOY_STEPS, small=30_000, base=100_000)
   length = {"data.inputs_length": 64, "data.targets_length": 64}
   common = {**suite.text_keys(setting), **length, **suite.budget(steps)}
@@ -53,6 +59,7 @@ def models(setting: Setting) -> dict[str, TrainStage]:
   if setting.scale == "toy":
     shape = {**suite.TOY_MODEL, "train.batch_size": 32}
     masked = suite.encoder(setting, name="masked")
+    diffusion = suite.encoder(setting, {"train.loss": "diffusion"}, objective="masked_diffusion", name="diffusion")
     writer = TrainStage(
       "causal", "tiny_llama", {**causal, **shape, "model.num_kv_heads": 0, "model.num_decoder_layers": 2}
     )
@@ -62,9 +69,10 @@ def models(setting: Setting) -> dict[str, TrainStage]:
     size, larger = setting.sized(small=("32m", "68m"), base=("150m", "400m"))
     common, causal = ({**keys, "train.batch_size": 512, "stages": ()} for keys in (common, causal))
     masked = TrainStage("masked", f"ettin_encoder_{size}", {**common, "data.objective": "masked_lm"})
+    diffusion = dataclasses.replace(masked, name="diffusion", keys={**masked.keys, **_ALL_RATES})
     writer = TrainStage("causal", f"ettin_decoder_{size}", causal)
     judge = TrainStage("judge", f"ettin_decoder_{larger}", causal, seed=_JUDGE_SEED)
-  return {"masked": masked, "causal": writer, "judge": judge}
+  return {"masked": masked, "diffusion": diffusion, "causal": writer, "judge": judge}
 
 
 def _gathered_logits(graphdef: Any, side: str, params: Any, tokens: Any, places: Any) -> Any:
@@ -283,15 +291,15 @@ STUDY = Study(
     "toy": Scale(
       "two CPU cores",
       40,
-      "A tiny encoder and a tiny decoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
+      "Two tiny encoders and a tiny decoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
       "documentation; a judge of 3 layers of width 128; 128 texts.",
     ),
     "small": Scale("one H200", 400, "Ettin of 32 M as encoder and decoder, 30,000 steps; its decoder of 68 M judges."),
     "base": Scale("eight H200", 1_500, "Ettin of 150 M, 100,000 steps; its decoder of 400 M judges."),
   },
   caveats=(
-    "the masked model was trained with 15 % masks, not with whole gaps. It writes one token per round and never "
-    "rewrites one, unlike Mask-Predict. A judge that is itself a small causal model favours text like that of causal "
-    "models. Models trained for every rate of masks (masked diffusion) have no arm yet."
+    "the masked model was trained with 15 % masks, not with whole gaps; masked diffusion was trained with every rate. "
+    "Both write one token per round and never rewrite one, unlike Mask-Predict. A judge that is itself a small causal "
+    "model favours text like that of causal models."
   ),
 )
