@@ -1,5 +1,8 @@
 """Tests of what studies of pre-training add to the suite: lengths, equal FLOPs, orders of writing, and a rule."""
 
+import json
+
+from etils import epath
 import numpy as np
 import pytest
 import seqio
@@ -100,3 +103,22 @@ def test_not_lower_needs_the_margin():
   assert word(-0.5, -0.4, -0.5) == claims.AGREE
   assert word(-3.0, -3.1, -3.0) == claims.DISAGREE
   assert word(-3.0, 3.0, 0.0) == claims.UNDECIDED
+
+
+@pytest.mark.exhaustive  # reads the documentation by TensorFlow
+def test_general_text_has_no_sentence_of_the_task(tmp_path):
+  """General text is the rest of each document; the task's text has both orders of each sentence."""
+  folders = {name: epath.Path(tmp_path / name) for name in ("text", "texts")}
+  for folder in folders.values():
+    folder.mkdir()
+  _module("ulmfit")["suite"].documentation().function(folders["text"], {}, 0)
+  _module("ulmfit")["_write_texts"](folders["texts"], {"text": folders["text"]}, 0)
+  read = lambda path: [json.loads(line)["text"] for line in path.read_text().splitlines()]
+  documents = read(folders["text"] / "validation.jsonl")
+  general, of_task = (read(folders["texts"] / f"{name}_validation.jsonl") for name in ("general", "task"))
+  sentences = [text for text in of_task if any(document.startswith(text) for document in documents)]
+  assert len(sentences) == len(of_task) // 2
+  assert len(general) == len(documents)
+  for document, text in zip(documents, general, strict=True):
+    assert text == document or document.endswith(text) and not text.startswith(tuple(sentences))
+  assert sum(text != document for document, text in zip(documents, general, strict=True)) >= len(sentences)

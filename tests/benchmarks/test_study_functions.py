@@ -3,6 +3,7 @@
 import dataclasses
 import string
 
+from etils import epath
 import numpy as np
 import pytest
 import toy
@@ -117,6 +118,32 @@ def test_few_labels_match_many():
   assert study.rule.decide([]).word == claims.UNDECIDED
   both = study.rule.decide([*rows(60.0, 55.0), *rows(60.0, 75.0, "topic")])
   assert both.word == claims.DISAGREE and both.parts[0] == "Parts of the rule: 3 agree, 1 disagree."
+
+
+def test_arms_of_ulmfit_differ_in_start_and_rules():
+  """Only the arm from scratch leaves out parameters; the rules of each ablation lack theirs; any task is measured."""
+  ulmfit = toy.benchmark("studies/ulmfit")
+  of_arms = {arm.name: {stage.name: stage for stage in arm.stages} for arm in ulmfit.arms(Setting("toy"))}
+  classifiers = {name: stages["classifier"] for name, stages in of_arms.items()}
+  assert {name: stage.start for name, stage in classifiers.items() if stage.start == "general"} == {
+    ulmfit.SCRATCH: "general",
+    ulmfit.GENERAL: "general",
+  }
+  assert [name for name, stage in classifiers.items() if "init.parameters" in stage.keys] == [ulmfit.SCRATCH]
+  rules = {name: stage.keys["optimizer.param_groups"] for name, stage in classifiers.items()}
+  assert rules[ulmfit.FULL] == rules[ulmfit.GENERAL] == ".: depth=0.3846 unfreeze_every=epoch"
+  assert rules["without gradual unfreezing"] == ".: depth=0.3846" and rules["without both"] == ""
+  assert of_arms[ulmfit.FULL]["general"].seed == 0 and of_arms[ulmfit.FULL]["target"].seed is None
+
+
+def test_ulmfit_measures_any_task(tmp_path):
+  """The accuracy of the user's task is found by its name; the accuracy of tokens is left out."""
+  ulmfit = toy.benchmark("studies/ulmfit")
+  rows = '{"step": 4, "eval/accuracy": 1.0, "eval/rte/accuracy": 61.0}\n{"step": 8, "eval/rte/accuracy": 63.5}\n'
+  (tmp_path / "metrics.jsonl").write_text(rows)
+  folders = {"classifier": epath.Path(tmp_path)}
+  assert ulmfit.accuracies(folders) == {4: 61.0, 8: 63.5}
+  assert ulmfit.columns(Setting("toy"))[0].value(folders) == 63.5
 
 
 def test_keys_may_have_the_seed():
