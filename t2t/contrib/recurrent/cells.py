@@ -6,6 +6,7 @@ Narrower values are padded with zeros, so that layers of different sizes have st
 with several gates are in the order of units, and of gates within a unit, so that a mesh splits them by units.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from flax import nnx
@@ -17,6 +18,8 @@ from t2t.models import layers
 from t2t.models.config import TransformerConfig
 
 State = tuple[jax.Array, jax.Array]  # float32 [batch, width] each
+Carry = tuple[jax.Array, ...]  # values of a scan, [batch, features] each
+Multiply = Callable[[str, jax.Array], jax.Array]  # name of a matrix, and [batch, in] -> product and what is added
 
 
 def state_width(config: TransformerConfig) -> int:
@@ -26,6 +29,68 @@ def state_width(config: TransformerConfig) -> int:
 
 def _padded(x: jax.Array, width: int) -> jax.Array:
   return jnp.pad(x.astype(jnp.float32), [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+
+
+def loop_dtype(dtype: jnp.dtype) -> jnp.dtype:
+  """Returns the dtype within a loop: float32 on a CPU, which would convert the matrix at each position."""
+  return jnp.dtype(jnp.float32) if sharding.platform() == "cpu" else dtype
+
+
+def scan(
+  step: Callable[[Carry, jax.Array, Multiply], tuple[Carry, jax.Array]],
+  begin: Carry,
+  starts: jax.Array,
+  matrices: Mapping[str, jax.Array],
+  added: Mapping[str, jax.Array],
+  inputs: jax.Array | None = None,
+) -> tuple[Carry, jax.Array]:
+  """Scans positions; gradients of matrices are one product over all positions instead of a sum in the loop.
+
+  Args:
+    step: (values before a position, inputs, multiply) -> (values after it, output). It calls multiply once for each
+      matrix, and may not close over arrays with a gradient.
+    begin: values before the first position; zeros replace them where a text starts.
+    starts: bool [batch, length].
+    matrices: name -> [in, ...].
+    added: name -> [length, batch, ...], added to the products.
+    inputs: [length, batch, ...]; None: none.
+
+  Returns:
+    values after the last position, and outputs, [length, batch, output].
+  """
+
+  def forward(begin, starts, matrices, added, inputs):
+    def positions(begin, added, inputs):
+      def body(carry, of_position):
+        added, inputs, start = of_position
+        carry = tuple(jnp.where(start[:, None], 0, value) for value in carry)
+        read: dict[str, jax.Array] = {}
+
+        def multiply(name: str, x: jax.Array) -> jax.Array:
+          read[name] = x
+          return jnp.tensordot(x, matrices[name], 1) + added[name]
+
+        carry, y = step(carry, inputs, multiply)
+        return carry, (y, read)
+
+      carry, (y, read) = jax.lax.scan(body, begin, (added, inputs, starts.T))
+      return (carry, y), read
+
+    outputs, transposed, read = jax.vjp(positions, begin, added, inputs, has_aux=True)
+    return outputs, (transposed, read, matrices)
+
+  def backward(residuals, cotangents):
+    transposed, read, matrices = residuals
+    of_begin, of_added, of_inputs = transposed(cotangents)
+    of_matrices = {}
+    for name, matrix in matrices.items():
+      product = jnp.einsum("lbi,lb...->i...", read[name], of_added[name], preferred_element_type=jnp.float32)
+      of_matrices[name] = product.astype(matrix.dtype)
+    return of_begin, None, of_matrices, of_added, of_inputs
+
+  run = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
+  run.defvjp(forward, backward)
+  return run(begin, starts, dict(matrices), dict(added), inputs)
 
 
 class RecurrentCell(nnx.Module):
@@ -59,6 +124,10 @@ class RecurrentCell(nnx.Module):
   def _by_gate(self, x: jax.Array) -> jax.Array:
     """Returns the values of each gate, float32 [gates, ..., units], of [..., units * gates]."""
     return jnp.moveaxis(x.astype(jnp.float32).reshape(*x.shape[:-1], -1, self.gates), -1, 0)
+
+  def _gates_first(self, x: jax.Array) -> jax.Array:
+    """Returns [..., gates, units] of [..., units * gates], so that a loop reads each gate from adjacent memory."""
+    return jnp.swapaxes(x.reshape(*x.shape[:-1], -1, self.gates), -1, -2)
 
   def dropped(self, parameter: nnx.Param, key: jax.Array | None) -> jax.Array:
     """Returns a matrix without a fraction of its entries, one mask for all rows and positions (DropConnect)."""
@@ -110,32 +179,42 @@ class LstmCell(RecurrentCell):
   ) -> tuple[jax.Array, State]:
     _, units, outputs = self.sizes
     dtype = x.dtype
+    inner = loop_dtype(dtype)
     # All positions at once; the scan only adds the product with the output before.
     read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
-    recurrent = self.dropped(self.recurrent, dropout_key).astype(dtype)
+    recurrent = self.dropped(self.recurrent, dropout_key).astype(inner)
     recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
-    projection = None
+    matrices = {"recurrent": self._gates_first(recurrent)}
+    added = {"recurrent": jnp.moveaxis(self._gates_first(read), 1, 0).astype(inner)}
     if self.projection is not None:
-      projection = sharding.gather(self.projection[...].astype(dtype), layers.matrix_axes(self.projection))
+      projection = self.projection[...].astype(inner)
+      matrices["projection"] = sharding.gather(projection, layers.matrix_axes(self.projection))
+      added["projection"] = jnp.zeros((x.shape[1], x.shape[0], outputs), inner)
 
-    def step(carry: State, inputs: tuple[jax.Array, jax.Array]) -> tuple[State, jax.Array]:
-      output, cell = (jnp.where(inputs[1][:, None], 0, value) for value in carry)
-      output, cell = self.advance(inputs[0] + output @ recurrent, cell)
-      output = output if projection is None else self._limit(output @ projection)
+    def step(carry: Carry, inputs: jax.Array | None, multiply: Multiply) -> tuple[Carry, jax.Array]:
+      output, cell = carry
+      gates = multiply("recurrent", output)
+      output, cell = self._after([gates[:, gate].astype(jnp.float32) for gate in range(self.gates)], cell)
+      output = output.astype(inner)
+      output = self._limit(multiply("projection", output)) if "projection" in matrices else output
       return (output, cell), output
 
-    begin = state[0][:, :outputs].astype(dtype), state[1][:, :units]
-    (output, cell), y = jax.lax.scan(step, begin, (jnp.moveaxis(read, 1, 0), starts.T))
-    return jnp.moveaxis(y, 0, 1), (_padded(output, self.width), _padded(cell, self.width))
+    begin = state[0][:, :outputs].astype(inner), state[1][:, :units]
+    (output, cell), y = scan(step, begin, starts, matrices, added)
+    return jnp.moveaxis(y, 0, 1).astype(dtype), (_padded(output, self.width), _padded(cell, self.width))
 
   def _limit(self, y: jax.Array) -> jax.Array:
     return jnp.clip(y, -self.clip, self.clip) if self.clip else y
 
   def advance(self, gates: jax.Array, cell: jax.Array) -> State:
     """Returns output and cell after a position, [batch, units], from inputs of the gates, [batch, units * gates]."""
-    i, f, g, o = self._by_gate(gates)
+    output, cell = self._after(self._by_gate(gates), cell)
+    return output.astype(gates.dtype), cell
+
+  def _after(self, gates: Sequence[jax.Array] | jax.Array, cell: jax.Array) -> State:
+    i, f, g, o = gates
     cell = self._limit(jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g))
-    return (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(gates.dtype), cell
+    return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
 
   @classmethod
   def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:
@@ -166,23 +245,28 @@ class GruCell(RecurrentCell):
   def __call__(
     self, x: jax.Array, state: State, starts: jax.Array, dropout_key: jax.Array | None
   ) -> tuple[jax.Array, State]:
-    dtype = x.dtype
+    units, dtype, inner = self.sizes[1], x.dtype, loop_dtype(x.dtype)
     read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
-    recurrent = self.dropped(self.recurrent, dropout_key).astype(dtype)
+    read = jnp.moveaxis(self._gates_first(read), 1, 0).astype(inner)
+    recurrent = self.dropped(self.recurrent, dropout_key).astype(inner)
     recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
-    of_candidate = self.recurrent_bias[...]
+    bias = self.recurrent_bias[...].astype(inner)  # of the candidate
+    bias = jnp.broadcast_to(jnp.stack([jnp.zeros_like(bias), jnp.zeros_like(bias), bias]), read.shape)
 
-    def step(output: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-      output = jnp.where(inputs[1][:, None], 0, output)
-      r, z, n = self._by_gate(inputs[0])
-      of_r, of_z, of_n = self._by_gate(output @ recurrent)
-      candidate = jnp.tanh(n + jax.nn.sigmoid(r + of_r) * (of_n + of_candidate))
+    def step(carry: Carry, inputs: jax.Array | None, multiply: Multiply) -> tuple[Carry, jax.Array]:
+      assert inputs is not None
+      (output,) = carry
+      r, z, n = (inputs[:, gate].astype(jnp.float32) for gate in range(self.gates))
+      product = multiply("recurrent", output)
+      of_r, of_z, of_n = (product[:, gate].astype(jnp.float32) for gate in range(self.gates))
+      candidate = jnp.tanh(n + jax.nn.sigmoid(r + of_r) * of_n)
       kept = jax.nn.sigmoid(z + of_z)
-      output = ((1 - kept) * candidate + kept * output).astype(dtype)
-      return output, output
+      output = ((1 - kept) * candidate + kept * output).astype(inner)
+      return (output,), output
 
-    output, y = jax.lax.scan(step, state[0][:, : self.sizes[1]].astype(dtype), (jnp.moveaxis(read, 1, 0), starts.T))
-    return jnp.moveaxis(y, 0, 1), (_padded(output, self.width), jnp.zeros_like(state[1], jnp.float32))
+    matrices, begin = {"recurrent": self._gates_first(recurrent)}, (state[0][:, :units].astype(inner),)
+    (output,), y = scan(step, begin, starts, matrices, {"recurrent": bias}, read)
+    return jnp.moveaxis(y, 0, 1).astype(dtype), (_padded(output, self.width), jnp.zeros_like(state[1], jnp.float32))
 
   @classmethod
   def multiply_adds(cls, sizes: tuple[int, int, int]) -> float:

@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.contrib.recurrent import layer, words
+from t2t.contrib.recurrent import cells, layer, words
 from t2t.models import adapters, transformer
 from t2t.models.flops import model_flops
 from t2t.training import param_groups
@@ -106,6 +106,33 @@ def test_a_model_equals_the_formulas(kind, formula):
     y = formula(own, x, np.asarray(layer.text_starts(segments))[0], config.recurrent_clip)
     x = x + y if config.recurrent_residual and place != "first" else y
   np.testing.assert_allclose(step(model, batch).x[0], x, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "formula"), [("elmo_lm", lstm), ("gru_lm", gru)])
+def test_gradients_equal_differences_of_the_formulas(kind, formula):
+  """The derivative along a random direction of each matrix, and of the input, with a second text in the row."""
+  random, is_lstm = np.random.default_rng(0), formula is lstm
+  cell = (cells.LstmCell if is_lstm else cells.GruCell)(KINDS[kind], nnx.Rngs(0), (6, 8, 5 if is_lstm else 8))
+  graphdef, params = toy.split(cell)
+  params = {name: 3 * np.asarray(value, np.float64) for name, value in params.items()}
+  params["x"] = random.standard_normal((7, 6))
+  starts = np.arange(7) == 4
+  weights = random.standard_normal((7, cell.sizes[2]))
+
+  def loss(values):
+    own = {name: jnp.asarray(value, jnp.float32) for name, value in values.items() if name != "x"}
+    state = (jnp.zeros((1, cell.width)),) * 2
+    y, _ = nnx.merge(graphdef, own)(values["x"][None], state, jnp.asarray(starts)[None], None)
+    return jnp.sum(y[0] * weights)
+
+  gradients = jax.jit(jax.grad(loss))({name: jnp.asarray(value, jnp.float32) for name, value in params.items()})
+  exact = lambda values: np.sum(formula(values, values["x"], starts) * weights)
+  for name, value in params.items():
+    direction = random.standard_normal(value.shape)
+    ends = (exact(params | {name: value + step * direction}) for step in (1e-5, -1e-5))
+    difference = (next(ends) - next(ends)) / 2e-5
+    np.testing.assert_allclose(np.sum(gradients[name] * direction), difference, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
