@@ -46,8 +46,8 @@ def word_vectors(setting: Setting) -> TrainStage:
 
 def language_models(setting: Setting) -> TrainStage:
   """Returns the stage that trains the two recurrent language models of ELMo."""
-  toy = {"model.embedding_dim": 32, "model.recurrent_hidden": 128, "model.num_encoder_layers": 2}
-  # The loss ignores the masks.
+  toy: dict[str, Any] = {"model.embedding_dim": 32, "model.recurrent_hidden": 128, "model.num_encoder_layers": 2}
+  toy["data.extra_ids"] = 1  # the mask that masked_lm needs; the loss ignores masks
   return _pretraining(setting, _MODELS, "elmo", {"data.objective": "masked_lm"}, toy)
 
 
