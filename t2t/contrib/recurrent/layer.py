@@ -49,9 +49,9 @@ def text_starts(segments: jax.Array) -> jax.Array:
   return (segments == 0) | jnp.pad(changed, [(0, 0), (segments.shape[1] - changed.shape[1], 0)])
 
 
-def _pairs(real: jax.Array) -> jax.Array:
-  """Returns the number of positions with a token whose next position has one, too."""
-  return jnp.sum((real[:, 1:] & real[:, :-1]).astype(jnp.float32))
+def _pairs(segments: jax.Array) -> jax.Array:
+  """Returns the number of positions, int [batch, length], whose next position has a token of the same text."""
+  return jnp.sum(((segments[:, 1:] > 0) & (segments[:, 1:] == segments[:, :-1])).astype(jnp.float32))
 
 
 class RecurrentLayer(FeedForward):
