@@ -465,8 +465,8 @@ def _check_loss(config: Config) -> None:
     load("t2t.losses.diffusion:check_objectives")(names, config.train.loss, where=where)
   if model.block_length and not answered_by_heads(config.train.loss):
     load("t2t.losses.diffusion:check_blocks")(config)
-  if {config.train.loss, *names} & {"negative_sampling", "glove", *feature_spec.STATIC}:
-    load("t2t.contrib.static.glove:check_objectives")(names, config, where=where)  # few runs are of word vectors
+  if {config.train.loss, *names} & {"negative_sampling", "glove", "skip_thought", *feature_spec.STATIC}:
+    load("t2t.contrib.data_checks:check")(names, config, where=where)  # few runs have such losses
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(

@@ -43,7 +43,7 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
   if data.eval_files and not data.is_named:
     config = config.with_(data={"files": data.eval_files})
   config = train_data.resolved(config)
-  if config.train.loss not in ("cross_entropy", "diffusion"):
+  if config.train.loss not in ("cross_entropy", "diffusion", "bilm"):
     raise UserError(
       f"config.eval.method={METHOD} measures the cross-entropy of tokens, but config.train.loss={config.train.loss}. "
       "Give --config.train.loss=cross_entropy, or another config.eval.method."

@@ -356,8 +356,10 @@ def check_predicts_tokens(config: TransformerConfig, *, where: str) -> None:
   """Checks that a model was trained to predict tokens.
 
   Raises:
-    UserError: the model is ELECTRA's discriminator, which only detects replaced tokens.
+    UserError: the model is ELECTRA's discriminator, which only detects replaced tokens, or ELMo.
   """
+  if config.block_class.is_recurrent:
+    config.block_class.check_reads_both(config, where=where)
   detectors = [head.name for head in config.heads if head.kind == "detector"]
   if detectors:
     raise UserError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t2t.configuration.schema import Config
 from t2t.metrics import Outputs, WeightedSum
 from t2t.models import adapters as adapters_lib
-from t2t.models.architecture import Batch, real_positions
+from t2t.models.architecture import Batch, segments_of
 from t2t.models.auxiliary import CARRIED, Auxiliary, Term
 from t2t.models.config import RECURRENCES, TransformerConfig
 
@@ -56,20 +56,17 @@ class AuxiliaryTerms:
     if not rows:
       return {}
     assert self.model is not None
-    real = {side: self._real(batch, side) for side in self.sides}
+    prompts = {side: self.prompt if side == self.model.kind.answers else 0 for side in self.sides}
+    padded = lambda side: jnp.pad(segments_of(batch, side), [(0, 0), (prompts[side], 0)], constant_values=1)
+    texts = {side: padded(side) for side in self.sides}
     pattern = self.model.feed_forward_pattern
     share = pattern.count(self.model.feed_forward) / len(pattern)  # of the layers, those with the terms
     layers = {"encoder": share * self.model.num_encoder_layers, "decoder": share * self.model.num_decoder_layers}
     term_weights: dict[str, Any] = {
-      self.prefix + name: sum((layers[side] if term.per_layer else 1) * term.weight(real[side]) for side in self.sides)
+      self.prefix + name: sum((layers[side] if term.per_layer else 1) * term.weight(texts[side]) for side in self.sides)
       for name, term in rows.items()
     }
     return term_weights
-
-  def _real(self, batch: Batch, side: str) -> jax.Array:
-    assert self.model is not None
-    prompt = self.prompt if side == self.model.kind.answers else 0
-    return jnp.pad(real_positions(batch, side), [(0, 0), (prompt, 0)], constant_values=True)
 
   def joined(
     self,

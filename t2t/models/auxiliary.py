@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 
-def number_of_positions(real: jax.Array) -> jax.Array:
-  """Returns the number of positions, bool [batch, length], with a token, as float32 []."""
-  return jnp.sum(real.astype(jnp.float32))
+def number_of_positions(segments: jax.Array) -> jax.Array:
+  """Returns the number of positions, int [batch, length], with a token, as float32 []."""
+  return jnp.sum((segments > 0).astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Term:
   """An auxiliary term that layers return; its name is also the metric's.
 
   coefficient: factor in the loss; 0.0: a metric only.
-  weight: real positions, bool [batch, length], -> float32 [], the weight of one layer's sum. Weights of the parts of a
-    batch must add up to the weight of the batch.
+  weight: segments, int [batch, length], 0 at padding, -> float32 [], the weight of one layer's sum. Weights of the
+    parts of a batch must add up to the weight of the batch.
   per_layer: whether each layer returns a sum; otherwise each stack returns one.
   """
 

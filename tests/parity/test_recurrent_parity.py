@@ -3,6 +3,8 @@
 Needs torch (tests/parity-requirements.txt).
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,3 +123,37 @@ def test_an_encoder_with_attention_equals_torch():
   for row, length in ((0, 7), (1, 4)):
     expected = lstm(torch.tensor(x[row : row + 1, :length]))[0].detach()
     np.testing.assert_allclose(found[row, :length], expected[0], atol=1e-5)
+
+
+def test_a_decoder_with_attention_equals_torch():
+  """Two LSTM cells, attention of the upper one, and input feeding into the lower one (McCann et al. 2017)."""
+  model = toy.model(dataclasses.replace(toy.KINDS["luong"], num_decoder_layers=1))
+  random = np.random.default_rng(0)
+  x, memory = random.normal(size=(2, 6, 16)), random.normal(size=(2, 7, 24))
+  segments = jnp.array([[1] * 7, [1] * 4 + [0] * 3])
+  masks = {"mask": AttentionMask(causal=True), "memory_mask": AttentionMask(jnp.ones((2, 6), int), segments)}
+  found = jax.jit(lambda decoder, x, memory: decoder(x, memory=memory, **masks)[0])(
+    model.decoder, jnp.asarray(x, jnp.float32), jnp.asarray(memory, jnp.float32)
+  )
+  params = jax.tree.map(lambda x: np.asarray(x[0], np.float64), toy.split(model)[1]["decoder"]["layers"]["mlp"])
+  cells = [torch.nn.LSTMCell(32, 16).double(), torch.nn.LSTMCell(16, 16).double()]
+  for cell, name in zip(cells, ("forward", "above_0"), strict=True):
+    own = {key: torch.tensor(in_gates(value)) for key, value in params[name].items()}
+    values = {"weight_ih": own["input"], "weight_hh": own["recurrent"], "bias_ih": own["bias"]}
+    cell.load_state_dict({**values, "bias_hh": torch.zeros(64).double()})
+  query, query_bias, combined, combined_bias = (
+    torch.tensor(params[name]) for name in ("query", "query_bias", "combined", "combined_bias")
+  )
+  zeros, keys, expected = torch.zeros(2, 16).double(), torch.tensor(memory), []
+  states, fed = [(zeros, zeros), (zeros, zeros)], zeros
+  for position in range(6):
+    output = torch.cat([torch.tensor(x[:, position]), fed], dim=1)
+    for index, cell in enumerate(cells):
+      states[index] = cell(output, states[index])
+      output = states[index][0]
+    scores = torch.einsum("bse,be->bs", keys, output @ query + query_bias)
+    weights = torch.softmax(scores.masked_fill(torch.tensor(np.asarray(segments) == 0), -torch.inf), dim=1)
+    context = torch.einsum("bs,bse->be", weights, keys)
+    fed = torch.tanh(torch.cat([context, output], dim=1) @ combined + combined_bias)
+    expected.append(fed.detach())
+  np.testing.assert_allclose(found, torch.stack(expected, dim=1), atol=1e-5)

@@ -1,7 +1,8 @@
 """The block of attentional encoder-decoders of LSTM layers, such as CoVe's; a row of `config.BLOCKS`.
 
 The encoder reads in both directions, and each direction reads all features of the layer below. Each layer of the
-decoder attends to the encoder's output, and reads its own output at the position before (input feeding).
+decoder has one or several LSTMs, whose last output attends to the encoder's output. The first LSTM also reads the
+layer's output at the position before (input feeding).
 """
 
 from typing import Any
@@ -19,21 +20,27 @@ from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 
-States = tuple[jax.Array, jax.Array, jax.Array]  # output and cell of the LSTM, and the layer's output: [batch, units]
+# Outputs and cells of the LSTMs, [batch, LSTMs * units] each, and the layer's output, [batch, units]
+States = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class AttentionalLayer(nnx.Module):
-  """LSTM with global attention to a memory M, and input feeding.
+  """LSTMs, one on another, with global attention of the last to a memory M, and input feeding.
 
-  h, c = LSTM([x, a], h, c) with the layer's output a at the position before;  w = softmax(M (h W_q + b_q));
-  a = tanh([w M, h] W_a + b_a).
+  h, c = LSTM([x, a], h, c) with the layer's output a at the position before; further LSTMs read h;
+  w = softmax(M (h W_q + b_q)) with the last h;  a = tanh([w M, h] W_a + b_a).
+
+  As in OpenNMT, whose decoder has as many LSTMs as the encoder: a decoder of one layer has `num_encoder_layers` LSTMs,
+  and several layers share this number, at least one each. Each layer of several attends.
 
   Source: Luong et al. 2015, sections 3.1 (the score "general") and 3.3; McCann et al. 2017, section 3.
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     units, read = self.sizes(config)
+    self.num_above = self.depth(config) - 1
     self.gradient_dtype = config.gradient_dtype
+    self.dropout_rate, self.dropout_axis = config.recurrent_dropout, -2 if config.broadcast_dropout else None
     self.forward = LstmCell(config, rngs, (2 * units, units, units))
     scale = layers.fan_in_scale(config, units)
     self.query = layers.param(rngs, (units, read), ("embed", "mlp"), scale=scale)
@@ -41,11 +48,18 @@ class AttentionalLayer(nnx.Module):
     scale = layers.fan_in_scale(config, read + units)
     self.combined = layers.param(rngs, (read + units, units), ("embed", "mlp"), scale=scale)
     self.combined_bias = nnx.Param(jnp.zeros(units), axes=("mlp",))
+    for index in range(self.num_above):
+      setattr(self, f"above_{index}", LstmCell(config, rngs, (units, units, units)))
 
   @classmethod
   def sizes(cls, config: TransformerConfig) -> tuple[int, int]:
     """Returns the units, and the features of the memory."""
     return config.embed_dim, config.of_stack("encoder").embed_dim
+
+  @classmethod
+  def depth(cls, config: TransformerConfig) -> int:
+    """Returns the number of LSTMs of a layer."""
+    return max(1, config.num_encoder_layers // config.num_decoder_layers)
 
   def __call__(
     self,
@@ -66,30 +80,49 @@ class AttentionalLayer(nnx.Module):
       allowed: bool [batch, length, key], the part of the memory that each position reads.
       dropout_key: None at evaluation.
     """
-    units, dtype, cell = x.shape[-1], x.dtype, self.forward
+    dtype, cell = x.dtype, self.forward
+    above: list[LstmCell] = [getattr(self, f"above_{index}") for index in range(self.num_above)]
     gathered = lambda matrix: sharding.gather(matrix[...].astype(dtype), layers.matrix_axes(matrix))
+    recurrent_of = lambda cell, key: sharding.gather(
+      cell.dropped(cell.recurrent, key).astype(dtype), layers.matrix_axes(cell.recurrent)
+    )
     of_x, of_fed = jnp.split(gathered(cell.input), 2)
     read = layers.add_bias(x @ of_x, cell.bias)
-    recurrent = sharding.gather(cell.dropped(cell.recurrent, dropout_key), layers.matrix_axes(cell.recurrent))
-    recurrent = jnp.concatenate([of_fed, recurrent.astype(dtype)])
+    recurrent = jnp.concatenate([of_fed, recurrent_of(cell, dropout_key)])
+    keys = [None if dropout_key is None else jax.random.fold_in(dropout_key, index) for index in range(2 * len(above))]
+    matrices = [
+      jnp.concatenate([gathered(lstm.input), recurrent_of(lstm, key)])
+      for lstm, key in zip(above, keys[::2], strict=True)
+    ]
+    # Dropout between the LSTMs, factors [batch, length, units] of each.
+    drop = lambda key: layers.dropout(jnp.ones_like(x), self.dropout_rate, key, broadcast_axis=self.dropout_axis)
+    factors = [] if dropout_key is None else [jnp.moveaxis(drop(key), 1, 0) for key in keys[1::2]]
     query, combined, memory = gathered(self.query), gathered(self.combined), memory.astype(dtype)
 
-    def step(states: States, inputs: tuple[jax.Array, ...]) -> tuple[States, jax.Array]:
-      gates, start, is_read = inputs
-      output, inner, fed = (jnp.where(start[:, None], 0, value) for value in states)
-      output, inner = cell.advance(gates + jnp.concatenate([fed, output], axis=-1) @ recurrent, inner)
+    def step(states: States, inputs: tuple[Any, ...]) -> tuple[States, jax.Array]:
+      gates, start, is_read, kept = inputs
+      before = [jnp.where(start[:, None], 0, value) for value in states]
+      outputs, inners = (jnp.split(value, 1 + len(above), axis=-1) for value in before[:2])
+      fed = before[2]
+      gates = gates + jnp.concatenate([fed, outputs[0]], axis=-1) @ recurrent
+      outputs[0], inners[0] = cell.advance(gates, inners[0])
+      for index, lstm in enumerate(above):
+        below = outputs[index] * kept[index] if kept else outputs[index]
+        gates = layers.add_bias(jnp.concatenate([below, outputs[index + 1]], axis=-1) @ matrices[index], lstm.bias)
+        outputs[index + 1], inners[index + 1] = lstm.advance(gates, inners[index + 1])
+      output = outputs[-1]
       queries = layers.add_bias(output @ query, self.query_bias)
       scores = jnp.einsum("be,bse->bs", queries, memory, preferred_element_type=jnp.float32)
       scores = jnp.where(is_read, scores, jnp.finfo(jnp.float32).min)
       weights = jnp.where(is_read, jax.nn.softmax(scores), 0).astype(dtype)  # zeros without a memory
       context = jnp.einsum("bs,bse->be", weights, memory)
-      read = jnp.concatenate([context, output], axis=-1) @ combined
-      fed = jnp.tanh(layers.add_bias(read, self.combined_bias))
-      return (output, inner, fed), fed
+      attended = jnp.concatenate([context, output], axis=-1) @ combined
+      fed = jnp.tanh(layers.add_bias(attended, self.combined_bias))
+      return (jnp.concatenate(outputs, axis=-1), jnp.concatenate(inners, axis=-1), fed), fed
 
     output, inner, fed = states
-    begin = output.astype(dtype), inner[:, :units], fed.astype(dtype)
-    of_positions = (jnp.moveaxis(read, 1, 0), starts.T, jnp.moveaxis(allowed, 1, 0))
+    begin = output.astype(dtype), inner, fed.astype(dtype)
+    of_positions = (jnp.moveaxis(read, 1, 0), starts.T, jnp.moveaxis(allowed, 1, 0), factors)
     states, y = jax.lax.scan(step, begin, of_positions)
     return jnp.moveaxis(y, 0, 1), states
 
@@ -97,7 +130,8 @@ class AttentionalLayer(nnx.Module):
   def multiply_adds(cls, config: TransformerConfig) -> float:
     """Returns multiplications with parameters per position."""
     units, read = cls.sizes(config)
-    return LstmCell.multiply_adds((2 * units, units, units)) + units * read + (read + units) * units
+    above = (cls.depth(config) - 1) * LstmCell.multiply_adds((units, units, units))
+    return LstmCell.multiply_adds((2 * units, units, units)) + above + units * read + (read + units) * units
 
 
 class AttentionalBlock(RecurrentBlock):
@@ -132,7 +166,7 @@ class AttentionalBlock(RecurrentBlock):
     if cache is not None:
       rows, beams = x.shape[:2]
       flat = lambda y: y.reshape(rows * beams, *y.shape[2:])
-      fed, output = jnp.split(flat(cache.keys), 2, axis=-1)
+      fed, output = jnp.split(flat(cache.keys), [x.shape[-1]], axis=-1)
       y, (output, inner, fed) = self.mlp(
         flat(x)[:, None],
         (output, flat(cache.values), fed),
@@ -146,14 +180,16 @@ class AttentionalBlock(RecurrentBlock):
       return y.reshape(rows, beams, -1), states, Auxiliary()
     keys_of = layers.split_key(dropout_key, 2)
     segments = jnp.ones(x.shape[:2], jnp.int32) if mask.query_segments is None else mask.query_segments
-    zeros = jnp.zeros((x.shape[0], x.shape[-1]), jnp.float32)
-    y, _ = self.mlp(x, (zeros, zeros, zeros), layer.text_starts(segments), memory, allowed, keys_of[0])
+    fed = jnp.zeros((x.shape[0], x.shape[-1]), jnp.float32)
+    zeros = jnp.tile(fed, 1 + self.mlp.num_above)
+    y, _ = self.mlp(x, (zeros, zeros, fed), layer.text_starts(segments), memory, allowed, keys_of[0])
     return layers.dropout(y, self.dropout_rate, keys_of[1], broadcast_axis=self.dropout_axis), None, Auxiliary()
 
   @classmethod
   def empty_cache(cls, config: TransformerConfig, rows: int, beams: int) -> RecurrentCache:
-    zeros = jnp.zeros((rows, beams, config.embed_dim), jnp.float32)
-    return RecurrentCache(jnp.concatenate([zeros, zeros], axis=-1), zeros)
+    zeros = lambda number: jnp.zeros((rows, beams, number * config.embed_dim), jnp.float32)
+    depth = AttentionalLayer.depth(config)
+    return RecurrentCache(zeros(1 + depth), zeros(depth))
 
   @classmethod
   def condensed(cls, memory: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:

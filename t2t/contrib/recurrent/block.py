@@ -122,6 +122,20 @@ class RecurrentBlock(nnx.Module):
     return last_states(memory, AttentionMask(ones, segments)), ones
 
   @classmethod
+  def check_reads_both(cls, config: TransformerConfig, *, where: str) -> None:
+    """Checks that logits are computed from all features, thus from the tokens on both sides, or by a decoder.
+
+    Raises:
+      UserError: the model was trained with config.train.loss=bilm; begins with `where`.
+    """
+    if not config.is_generative and config.logits_width != config.embed_dim and not config.logits_transform:
+      raise UserError(
+        f"{where} is two language models, which predict a token from one side each (config.train.loss=bilm), so it "
+        "fills no blanks and scores no texts. Run `t2t embed` for vectors, `t2t eval --config.eval.method=loss` for "
+        "the held-out loss, or train heads with config.init.checkpoint."
+      )
+
+  @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
     """Returns multiplications with parameters per position, for `model_flops`."""
     return config.feed_forward_class.multiply_adds(config)

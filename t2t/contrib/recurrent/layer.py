@@ -9,6 +9,7 @@ inputs, see `RecurrentLayer`.
 """
 
 from collections.abc import Mapping
+import types
 from typing import ClassVar
 
 from flax import nnx
@@ -49,9 +50,9 @@ def text_starts(segments: jax.Array) -> jax.Array:
   return (segments == 0) | jnp.pad(changed, [(0, 0), (segments.shape[1] - changed.shape[1], 0)])
 
 
-def _pairs(real: jax.Array) -> jax.Array:
-  """Returns the number of positions with a token whose next position has one, too."""
-  return jnp.sum((real[:, 1:] & real[:, :-1]).astype(jnp.float32))
+def _pairs(segments: jax.Array) -> jax.Array:
+  """Returns the number of positions, int [batch, length], whose next position has a token of the same text."""
+  return jnp.sum(((segments[:, 1:] > 0) & (segments[:, 1:] == segments[:, :-1])).astype(jnp.float32))
 
 
 class RecurrentLayer(FeedForward):
@@ -195,77 +196,20 @@ class RecurrentLayer(FeedForward):
     return num_directions(config) * cls.cell_class.gates * (config.recurrent_hidden or config.embed_dim)
 
 
-class Lstm(RecurrentLayer):
-  """The only layer of a stack of LSTM layers."""
-
-  cell_class = LstmCell
-
-
-class LstmFirst(Lstm):
-  """The first layer of several."""
-
-  level = "first"
-
-
-class LstmInner(Lstm):
-  """A layer between the first and the last."""
-
-  level = "inner"
+def _rows(cell: type[RecurrentCell]) -> list[type[RecurrentLayer]]:
+  """Returns the layer of a cell for each place in a stack: the only, first, inner and last one."""
+  name = cell.__name__.removesuffix("Cell")
+  row = lambda level, end: types.new_class(
+    name + end,
+    (RecurrentLayer,),
+    exec_body=lambda fields: fields.update(__module__=__name__, cell_class=cell, level=level),
+  )
+  return [row("only", ""), row("first", "First"), row("inner", "Inner"), row("last", "Last")]
 
 
-class LstmLast(Lstm):
-  """The last layer of several."""
-
-  level = "last"
-
-
-class Gru(RecurrentLayer):
-  """The only layer of a stack of GRU layers."""
-
-  cell_class = GruCell
-
-
-class GruFirst(Gru):
-  """The first layer of several."""
-
-  level = "first"
-
-
-class GruInner(Gru):
-  """A layer between the first and the last."""
-
-  level = "inner"
-
-
-class GruLast(Gru):
-  """The last layer of several."""
-
-  level = "last"
-
-
-class Qrnn(RecurrentLayer):
-  """The only layer of a stack of QRNN layers."""
-
-  cell_class = QrnnCell
-
-
-class QrnnFirst(Qrnn):
-  """The first layer of several."""
-
-  level = "first"
-
-
-class QrnnInner(Qrnn):
-  """A layer between the first and the last."""
-
-  level = "inner"
-
-
-class QrnnLast(Qrnn):
-  """The last layer of several."""
-
-  level = "last"
-
+Lstm, LstmFirst, LstmInner, LstmLast = _rows(LstmCell)
+Gru, GruFirst, GruInner, GruLast = _rows(GruCell)
+Qrnn, QrnnFirst, QrnnInner, QrnnLast = _rows(QrnnCell)
 
 # Row of `config.FEED_FORWARD` -> class
 ROWS: dict[str, type[RecurrentLayer]] = {

@@ -119,14 +119,14 @@ def sa_lstm() -> dict[str, object]:
 def cove() -> dict[str, object]:
   """CoVe (McCann et al. 2017): words of 300 features, two layers of 300 LSTM units in each direction.
 
-  The decoder has two layers of 600 units. Words are projected as in `skip_thought`.
+  The decoder has two LSTM layers of 600 units, as many as the encoder. Words are projected as in `skip_thought`.
   """
   return _fields(
     600,
     architecture="encoder_decoder",
     vocab_size=37_120,
     num_encoder_layers=2,
-    num_decoder_layers=2,
+    num_decoder_layers=1,  # of two LSTMs and one attention
     block="recurrent_attention",
     embedding_dim=300,
     output_embedding_dim=600,

@@ -5,6 +5,8 @@ other's vector: a decoder for next sentences writes the second, and a decoder fo
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
 from typing import ClassVar
 
 from flax import nnx
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.contrib.recurrent.layer import text_starts
+from t2t.data import vocabularies
 from t2t.losses.contrastive import is_pair
 from t2t.losses.cross_entropy import CrossEntropy, token_sums, unigram
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
@@ -31,9 +34,15 @@ class TwoDecoders(nnx.Module):
   """An encoder-decoder for next sentences, which is kept, and a decoder for previous ones.
 
   Both share embedding and logits (Kiros et al. 2015, section 2.1).
+
+  Args:
+    config: shape of the model.
+    rngs: random keys of the initial values.
+    start: first input of both decoders.
   """
 
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, start: int = 0):
+    self.start = start
     self.model = EncoderDecoder(config, rngs)
     self.previous = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True, cross=True)
 
@@ -47,7 +56,8 @@ class TwoDecoders(nnx.Module):
     keys = layers.split_key(dropout_key, 3)
     memory = self.model.hidden_states(batch, dropout_key=keys[0]).x
     shifted = jnp.pad(tokens[:, :-1], [(0, 0), (1, 0)])
-    x = self.model.embed(jnp.where(text_starts(segments), 0, shifted))
+    begins = text_starts(segments).at[:, 0].set(True)
+    x = self.model.embed(jnp.where(begins, self.start, shifted))
 
     def written(decoder: Stack, target: int, key: jax.Array | None) -> jax.Array:
       # Tokens of one text have the segment of the other, whose vector they read.
@@ -63,17 +73,46 @@ class TwoDecoders(nnx.Module):
     return self.model.logits_fn()
 
 
+@functools.cache
+def _start(spec: str, extra_ids: int) -> int:
+  """Returns the first decoder input of a vocabulary; 0 without one, as for batches of a Python program."""
+  return vocabularies.bos_id(vocabularies.load(spec, extra_ids=extra_ids)) if spec else 0
+
+
+def check_vocabulary(run: Config, *, where: str) -> None:
+  """Checks that decoders begin with one token in training and at inference.
+
+  A registered task's vocabulary is known only when its data are read, and its decoders begin with 0 in training.
+
+  Raises:
+    UserError: the task's vocabulary has another first token; begins with `where`.
+  """
+  from t2t.data import pipeline
+
+  first = vocabularies.bos_id(pipeline.vocabulary(run.data))
+  if first != _start(run.data.vocabulary, run.data.extra_ids):
+    raise UserError(
+      f"{where}: the task's vocabulary begins texts with token {first}, but config.train.loss=skip_thought reads this "
+      "token from config.data.vocabulary, which is empty. Set config.data.vocabulary to the file of the task's "
+      "vocabulary."
+    )
+
+
 def _targets(batch: Batch) -> jax.Array:
   """Returns which tokens are predicted, float32 [batch, length]: all of rows with two texts."""
   return ((segments_of(batch, "encoder") > 0) & is_pair(batch)[:, None]).astype(jnp.float32)
 
 
+@dataclasses.dataclass(frozen=True)
 class SkipThought(CrossEntropy):
   """Mean cross-entropy of each token of two neighbouring sentences, from the vector of the other sentence.
 
-  Each sentence begins with token 0 as input. Metrics are those of `CrossEntropy`, over both directions.
+  Metrics are those of `CrossEntropy`, over both directions.
+
+  start: first input of both decoders, the vocabulary's BOS as at inference.
   """
 
+  start: int = 0
   part: ClassVar[str] = "model"  # the decoder of previous sentences is discarded after training
   unit: ClassVar[str] = "nats per token of a neighbouring sentence"
 
@@ -96,11 +135,11 @@ class SkipThought(CrossEntropy):
         "config.data.pack=True: config.train.loss=skip_thought reads one pair per row. Set config.data.pack=False, "
         "and config.data.inputs_length to the length of two sentences."
       )
-    return cls(CrossEntropy.from_config(run).config)
+    return cls(CrossEntropy.from_config(run).config, start=_start(run.data.vocabulary, run.data.extra_ids))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Builds the model, and the decoder of previous sentences."""
-    return TwoDecoders(config, rngs)
+    return TwoDecoders(config, rngs, start=self.start)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     del model

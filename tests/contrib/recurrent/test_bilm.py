@@ -12,6 +12,7 @@ import toy
 
 from t2t import UserError
 from t2t.contrib.recurrent import bilm, presets
+from t2t.inference import predictor
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
@@ -68,3 +69,11 @@ def test_models_that_do_not_fit_are_errors():
   """The embedding is half as wide as the model."""
   with pytest.raises(UserError, match="embedding=both_directions needs config.model.embedding_dim=8, .* not 6"):
     transformer.build(dataclasses.replace(CONFIG, embedding_dim=6), nnx.Rngs(0))
+
+
+def test_blanks_need_logits_of_both_sides():
+  """A prediction from one side each is refused; an encoder whose logits read all features is not."""
+  with pytest.raises(UserError, match="runs/x is two language models, .* fills no blanks .* Run `t2t embed`"):
+    predictor.check_predicts_tokens(CONFIG, where="runs/x")
+  predictor.check_predicts_tokens(toy.KINDS["bilstm"], where="runs/x")
+  predictor.check_predicts_tokens(toy.KINDS["gru_lm"], where="runs/x")

@@ -21,6 +21,7 @@ SMALL = [
   *("--config.data.inputs_length=16", "--config.data.targets_length=16", "--config.data.mixture="),
   *("--config.optimizer.schedule=constant", "--config.optimizer.warmup_ratio=0.0", "--config.optimizer.warmup_steps=0"),
   *("--config.checkpoint.save_interval_steps=2", "--config.eval.every=4", "--config.data.num_streams=1"),
+  "--config.model.dtype=float32",
 ]
 
 
@@ -94,6 +95,37 @@ def test_vectors_of_lines_are_written(folder):
   vectors = np.load(output)
   assert vectors.shape == (2, 3, 16) and np.isfinite(vectors).all()
   np.testing.assert_allclose(vectors[:, 0, :8], vectors[:, 0, 8:], rtol=1e-6)  # one vector for both directions
+
+
+@pytest.mark.exhaustive
+def test_held_out_text_has_the_loss_of_training(folder):
+  """`t2t eval` on the rows that training evaluated."""
+  files = [f"--config.data.files={folder / 'text.txt'}", f"--config.data.vocabulary={folder / 'words'}"]
+  number = 8 * t2t.config("tiny_elmo").eval.batches
+  options = [*files, "--config.eval.method=loss", f"--config.eval.max_examples={number}"]
+  where = ["--checkpoint", str(folder / "run"), "--workdir", str(folder / "eval")]
+  assert main(["eval", "--config", "tiny_elmo", *where, *SMALL, *options]) == 0
+  measured = json.loads((folder / "eval" / "results.json").read_text())["held_out"]["metrics"]
+  records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+  (trained,) = [row["eval/loss"] for row in records if row["step"] == 4 and "eval/loss" in row]
+  np.testing.assert_allclose(measured["loss"], trained, rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["infer", "eval"])
+def test_predictions_from_both_sides_are_refused(folder, name, capsys):
+  """Blanks and tasks; the error names the commands that work."""
+  (folder / "blanks.txt").write_text("cat <extra_id_0>\n")
+  files = ["--input", str(folder / "blanks.txt"), "--output", str(folder / "filled.jsonl")]
+  options = files if name == "infer" else ["--workdir", str(folder / "tasks")]
+  assert main([name, "--checkpoint", str(folder / "run"), *options]) == 2
+  assert "fills no blanks and scores no texts. Run `t2t embed` for vectors" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_a_run_has_a_page(folder):
+  assert main(["report", str(folder / "run"), "--output", str(folder / "page.html")]) == 0
+  assert "<svg" in (folder / "page.html").read_text()
 
 
 @pytest.mark.exhaustive

@@ -11,6 +11,7 @@ import toy
 
 from t2t import UserError
 from t2t.contrib.recurrent import cells, layer, words
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.models import adapters, transformer
 from t2t.models.flops import model_flops
 from t2t.training import param_groups
@@ -275,6 +276,24 @@ def test_terms_are_sums_over_positions_with_a_token():
   dropping = dataclasses.replace(config, dropout_rate=0.2, broadcast_dropout=True)
   of_dropped = jax.jit(lambda model: model.hidden(batch).aux.terms)(toy.model(dropping))["activation_size"]
   np.testing.assert_allclose(of_dropped, read.aux.terms["activation_size"] / 0.8, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_changes_are_a_mean_over_the_pairs_within_texts():
+  """Two texts in one row have the sum and the weight of two rows; the step between them counts in neither."""
+  config = dataclasses.replace(KINDS["awd_lstm"], recurrent_change_loss=1.0)
+  model, terms = toy.model(config), AuxiliaryTerms(config, ("decoder",))
+
+  def measured(tokens, segments):
+    batch = {f"decoder_{name}_tokens": jnp.array([tokens]) for name in ("input", "target")}
+    batch["decoder_segment_ids"] = jnp.array([segments])
+    return [float(x["activation_change"]) for x in (step(model, batch).aux.terms, terms.weights(batch))]
+
+  first = measured([5, 7, 9, 8, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0])
+  second = measured([6, 4, 3, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0])
+  packed = measured([5, 7, 9, 8, 6, 4, 3, 0], [1, 1, 1, 1, 2, 2, 2, 0])
+  assert packed[1] == 3 + 2
+  np.testing.assert_allclose(packed, np.add(first, second), rtol=1e-5)
 
 
 @pytest.mark.slow

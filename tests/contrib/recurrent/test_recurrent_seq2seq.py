@@ -17,6 +17,7 @@ from t2t.models.flops import model_flops
 from t2t.models.masks import AttentionMask
 
 GRU, LUONG = (dataclasses.replace(toy.KINDS[kind], num_decoder_layers=2) for kind in ("gru_seq2seq", "luong"))
+COVE = dataclasses.replace(LUONG, num_decoder_layers=1)  # one attention above two LSTMs
 
 
 def test_the_last_state_of_each_text():
@@ -39,15 +40,18 @@ def embedded(embed, tokens):
 
 
 def luong(params, x, memory):
-  """Returns the outputs of one row: LSTM, attention to all of the memory, and input feeding."""
-  cell, units = params["forward"], x.shape[1]
-  output = inner = fed = np.zeros(units)
+  """Returns the outputs of one row: LSTMs, attention to all of the memory, and input feeding."""
+  cells, units = [params[name] for name in ("forward", "above_0") if name in params], x.shape[1]
+  states, fed = [(np.zeros(units), np.zeros(units)) for _ in cells], np.zeros(units)
   outputs = []
   for position in x:
-    gates = np.concatenate([position, fed]) @ cell["input"] + output @ cell["recurrent"] + cell["bias"]
-    i, f, g, o = of_gates(gates, 4)
-    inner = sigmoid(f) * inner + sigmoid(i) * np.tanh(g)
-    output = sigmoid(o) * np.tanh(inner)
+    output = np.concatenate([position, fed])
+    for index, cell in enumerate(cells):
+      before, inner = states[index]
+      i, f, g, o = of_gates(output @ cell["input"] + before @ cell["recurrent"] + cell["bias"], 4)
+      inner = sigmoid(f) * inner + sigmoid(i) * np.tanh(g)
+      output = sigmoid(o) * np.tanh(inner)
+      states[index] = output, inner
     scores = memory @ (output @ params["query"] + params["query_bias"])
     weights = np.exp(scores - scores.max())
     context = weights / weights.sum() @ memory
@@ -57,10 +61,10 @@ def luong(params, x, memory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gru", "luong"])
-def test_a_model_equals_the_formulas(name):
-  """Two layers of each stack, with an encoder of another width, on a padded row."""
-  config = GRU if name == "gru" else LUONG
+@pytest.mark.exhaustive_from(2)
+@pytest.mark.parametrize(("name", "config"), [("gru", GRU), ("cove", COVE), ("luong", LUONG)])
+def test_a_model_equals_the_formulas(name, config):
+  """Two layers of each stack, or one attention above two LSTMs, with an encoder of another width, on a padded row."""
   model, batch = toy.model(config), toy.batch((5,), (4,))
   params, none = toy.split(model)[1], np.zeros(8, bool)
   x = embedded(params["encoder"]["embed"], batch["encoder_input_tokens"][0, :5])
@@ -71,7 +75,7 @@ def test_a_model_equals_the_formulas(name):
     else:
       x = np.concatenate([lstm(cells["forward"], x, none), lstm(cells["backward"], x[::-1], none)[::-1]], axis=1)
   y = embedded(params["embed"], batch["decoder_input_tokens"][0, :4])
-  for index in range(2):
+  for index in range(config.num_decoder_layers):
     own = of_layer(params["decoder"]["layers"]["mlp"], index)
     beside = np.broadcast_to(x[-1], (4, 24))
     y = gru(own["forward"], np.concatenate([y, beside], axis=1), none) if name == "gru" else luong(own, y, x)
@@ -97,7 +101,7 @@ def test_the_decoder_reads_one_vector_or_all_of_them():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [GRU, LUONG], ids=["gru", "luong"])
+@pytest.mark.parametrize("config", [GRU, COVE], ids=["gru", "cove"])
 def test_beams_follow_their_parents(config):
   """After two beams have changed places, each continues the states of the other, with its row's memory."""
   model, batch = toy.model(config), toy.batch((5, 3), (1, 1))
@@ -140,6 +144,8 @@ def test_flops_are_those_of_the_matrices():
   of_words = 4 * 8 * 16 + 10 * 8 * 24
   expected = of_encoder + of_decoder + of_words + 4 * 16 * 40
   assert model_flops(LUONG, batch_size=1, lengths=lengths) == 6 * expected
+  of_cove = of_decoder // 2 + 4 * 4 * 16 * (16 + 16)
+  assert model_flops(COVE, batch_size=1, lengths=lengths) == 6 * (expected - of_decoder + of_cove)
 
 
 def sizes(fields):
@@ -159,4 +165,7 @@ def test_sizes_are_the_published_ones():
   for side in ("forward", "backward"):
     assert cove[f"encoder/layers/mlp/{side}/recurrent"] == (2, 300, 4 * 300)
     assert cove[f"encoder/layers/mlp/{side}/input"] == (2, 600, 4 * 300)
+  for name, inputs in (("forward", 1_200), ("above_0", 600)):
+    assert cove[f"decoder/layers/mlp/{name}/input"] == (1, inputs, 4 * 600)
+  assert cove["decoder/layers/mlp/query"] == (1, 600, 600)
   assert cove["encoder/embed/table"] == cove["embed/table"] == (37_120, 300)

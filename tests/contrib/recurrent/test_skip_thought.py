@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
+import seqio
 import toy
 
 import t2t
-from t2t import UserError
+from t2t import UserError, feature_spec
 from t2t import __main__ as command
 from t2t.configuration.loading import records
+from t2t.contrib import data_checks
 from t2t.contrib.recurrent import skip_thought
+from t2t.data import vocabularies
+from t2t.inference import predictor, prompt_features
 
 CONFIG = toy.config(feed_forward="gru", block="recurrent", positions="none", num_encoder_layers=1, num_decoder_layers=1)
 ONE = {"loss": 1.0}  # sums instead of means
@@ -26,20 +31,22 @@ def pair(first=FIRST, second=SECOND, length=9):
   return {f"encoder_{name}": jnp.array([row]) for name, row in rows.items()}
 
 
-def one_way(read, written):
-  tokens = jnp.array([written])
-  return {
-    "encoder_input_tokens": jnp.array([read]),
-    "decoder_input_tokens": jnp.pad(tokens, [(0, 0), (1, 0)])[:, :-1],
-    "decoder_target_tokens": tokens,
-    "decoder_loss_weights": jnp.ones(tokens.shape),
-  }
+def one_way(read, written, start):
+  """Returns the features of inference, which scores a text after a prompt."""
+  framing = prompt_features.PromptFraming(bos_id=start, eos_id=1, pad_id=0)
+  rows, widths = [predictor.ScoredRow(read, written)], (len(read), len(written))
+  features = predictor.scored_features(rows, widths, architecture="encoder_decoder", framing=framing)
+  return jax.tree.map(jnp.asarray, features)
 
 
 @pytest.mark.slow
-def test_the_loss_is_that_of_two_encoder_decoders():
-  """Two models: the second sentence after the first, and the first before the second; each token counts once."""
-  module = jax.jit(lambda: skip_thought.TwoDecoders(CONFIG, nnx.Rngs(0)))()
+@pytest.mark.parametrize("start", [3, pytest.param(0, marks=pytest.mark.exhaustive)])
+def test_the_loss_is_that_of_two_encoder_decoders(start):
+  """Two models: the second sentence after the first, and the first before the second; each token counts once.
+
+  They read what inference reads, from the vocabulary's first token on.
+  """
+  module = jax.jit(lambda: skip_thought.TwoDecoders(CONFIG, nnx.Rngs(0), start=start))()
   loss = skip_thought.SkipThought(toy.loss_config(z_loss=0.0))
   batch = jax.tree.map(lambda *rows: jnp.concatenate(rows), pair(), pair(second=[]))  # a row without a pair
   weights = loss.weights(batch)
@@ -49,7 +56,7 @@ def test_the_loss_is_that_of_two_encoder_decoders():
   other.decoder = module.previous
   plain = toy.loss(z_loss=0.0)
   for model, texts in ((module.model, (FIRST, SECOND)), (other, (SECOND, FIRST))):
-    own = one_way(*texts)
+    own = one_way(*texts, start)
     total += jax.jit(lambda model, own: plain(model, own, ONE, key=None, train=True)[0]["loss"])(model, own)
   assert weights["loss"] == 7
   np.testing.assert_allclose(terms["loss"], total / 7, rtol=1e-5)
@@ -70,6 +77,35 @@ def test_every_parameter_learns():
   gradients = toy.flat(jax.jit(jax.grad(total))(params))
   assert {path.split("/")[0] for path in gradients} == {"model", "previous"}
   assert [path for path, x in gradients.items() if not np.any(x)] == []
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_file(tmp_path_factory):
+  """Writes a vocabulary whose BOS is 2."""
+  prefix = tmp_path_factory.mktemp("pieces") / "spiece"
+  options = dict(vocab_size=40, hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3, minloglevel=2)
+  texts = iter([f"Line {i} of a text. It has {i * 7} words." for i in range(40)])
+  sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_prefix=str(prefix), **options)
+  return f"{prefix}.model"
+
+
+def test_decoders_begin_as_at_inference(sentencepiece_file):
+  """With the BOS of the run's vocabulary; a task that is registered with another first token is refused."""
+  files = {"data.files": "text.txt", "data.mixture": "", "data.vocabulary": sentencepiece_file, "data.extra_ids": 0}
+  loss = skip_thought.SkipThought.from_config(records(t2t.config("tiny_skip_thought", files)))
+  vocabulary = vocabularies.load(sentencepiece_file, extra_ids=0)
+  framing = prompt_features.framing(vocabulary)
+  prompt = prompt_features.prompt_features([FIRST], 4, architecture="encoder_decoder", framing=framing)
+  assert loss.start == loss.build(CONFIG, nnx.Rngs(0)).start == prompt["decoder_input_tokens"][0, 0] == 2
+  source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
+  features = {name: seqio.Feature(vocabulary) for name in feature_spec.PAIRED}
+  seqio.TaskRegistry.add("pairs_with_bos", source, preprocessors=[], output_features=features)
+  changes = {"data.mixture": "pairs_with_bos", "data.task_modules": ()}
+  run = records(t2t.config("tiny_skip_thought", changes))
+  with pytest.raises(UserError, match="vocabulary begins texts with token 2, .* Set config.data.vocabulary"):
+    data_checks.check((), run, where="config.data.mixture=pairs_with_bos")
+  with_file = changes | {"data.vocabulary": sentencepiece_file, "data.extra_ids": 0}
+  data_checks.check((), records(t2t.config("tiny_skip_thought", with_file)), where="")
 
 
 @pytest.mark.parametrize(
