@@ -1,16 +1,22 @@
 """Baselines of GLUE and SuperGLUE: the most frequent class, and a classifier on the mean of static vectors (CBoW)."""
 
 import collections
+import io
 import json
 import pathlib
 
 import glue_files
 import numpy as np
 import pytest
+import rich.console
 from test_word2vec_run import SMALL
 
 from t2t.__main__ import main
+from t2t.configuration.loading import load_config, override, records
 from t2t.contrib.static import most_frequent
+from t2t.data import pipeline
+from t2t.data.head_examples import needs
+from t2t.evaluation import results
 
 SHARED = pathlib.Path(__file__).resolve().parents[4] / "shared" / "data"
 GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "mnli_mismatched", "qnli", "rte", "wnli")
@@ -67,6 +73,43 @@ def test_entities_are_chosen_by_their_likeness_to_other_mentions():
   # Ann: 1 + 2/3; Ann Lee: 2 x 2/3; Bob: 1.
   assert chosen(train, asked) == "Ann"
   assert chosen(train, asked | {"passage": b"Bob met Ann Lee. Bob, Bob and Bob."}) == "Bob"
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+def result(task, baseline, **metrics):
+  details = (
+    {"most_frequent": {"metrics": baseline, "score": sum(baseline.values()) / len(baseline)}} if baseline else {}
+  )
+  return results.Result(task, "validation", metrics, [], tuple(metrics), details=details)
+
+
+def table(*task_results, steps=None):
+  console = rich.console.Console(file=io.StringIO(), width=80)
+  results.print_table(task_results, console, steps=steps)
+  return console.file.getvalue().splitlines()
+
+
+def test_each_metric_and_the_mean_have_a_baseline():
+  """Names are those of the longest tasks and metrics with training steps; no value is cut off."""
+  qa = result("super_glue_multirc", {"f1a": 60.0, "exact_match": 100.0}, f1a=70.0, exact_match=20.0)
+  nli = result("super_glue_rte", {"accuracy": 52.5}, accuracy=61.25)
+  lines = table(qa, nli, steps={"super_glue_multirc": 262_144, "super_glue_rte": 5_000})
+  assert max(map(len, lines)) <= 80 and lines[1].split()[-2:] == ["step", "baseline"]
+  rows = [line.split() for line in lines]
+  ends = [row[-2:] for row in rows if row[:1] in (["super_glue_multirc"], ["exact_match"], ["super_glue_rte"])]
+  assert ends == [["60.00", "%"], ["100.00", "%"], ["52.50", "%"]]
+  assert next(row for row in rows if row[:1] == ["mean"]) == ["mean", "of", "tasks", "53.12", "66.25"]
+  assert "baseline: always the most frequent class of the training examples" in lines
+
+
+def test_a_mean_without_all_baselines_has_none():
+  lines = table(result("glue_rte", {"accuracy": 52.5}, accuracy=60.0), result("glue_cola", {}, accuracy=70.0))
+  assert next(line.split() for line in lines if "mean" in line) == ["mean", "of", "tasks", "65.00"]
+  assert next(line.split() for line in lines if "cola" in line)[-2:] == ["%", "0"]
+  without = table(result("glue_rte", {}, accuracy=60.0))
+  assert not any("baseline" in line for line in without)
 
 
 # ---- Whole commands --------------------------------------------------------------------------------------------------
@@ -156,6 +199,28 @@ def test_every_task_of_superglue(folder):
   path = folder / "super_frequent" / "predictions" / "super_glue_record.validation.jsonl"
   answers = [json.loads(row)["prediction"] for row in path.read_text().splitlines()]
   assert all(x in mentions for x, (mentions, _) in zip(answers, labels["record", "validation"], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SHARED / "superglue").is_dir(), reason=f"SuperGLUE's files are not at {SHARED / 'superglue'}")
+@pytest.mark.parametrize("released", ["CB", "COPA", "RTE", "WiC", "WSC"])
+def test_the_class_of_the_released_files(released):
+  """The share of right answers is that of the most frequent label of the lines, counted without t2t."""
+  lines = {
+    split: [json.loads(line)["label"] for line in (SHARED / "superglue" / released / f"{split}.jsonl").open()]
+    for split in ("train", "val")
+  }
+  config = load_config("superglue")
+  data = records(override(config, [f"--config.data.benchmark_dirs.superglue={SHARED / 'superglue'}"])).data
+  (task,) = pipeline.find_tasks(data, "encoder_only", (released.lower(),))
+  rule = most_frequent.rule_of(data, "encoder_only", task)
+  held_out = needs.formatted(task, task.source.get_dataset("validation", shuffle=False)).as_numpy_iterator()
+  right = [task.postprocess_fn(rule(x), example=pretokenized(x)) == x["label"] for x in held_out]
+  assert np.mean(right) == np.mean([label == most_common(lines["train"]) for label in lines["val"]])
+
+
+def pretokenized(example):
+  return example | {"targets_pretokenized": example["targets"]}
 
 
 @pytest.mark.slow
