@@ -44,7 +44,7 @@ Example = Mapping[str, Any]
 # ---- Answers ---------------------------------------------------------------------------------------------------------
 
 
-class Rule:
+class MajorityRule:
   """Answers any example with the most frequent class of training examples; ties go to the first class that occurs.
 
   With "classes" (WSC) the class is the label, because the text of a class differs. With equal options, and without
@@ -80,7 +80,7 @@ class Rule:
         if target in options:
           places[options.index(target)] += 1
     if not targets:
-      raise ValueError("no labelled examples")
+      raise ValueError("train: no labelled examples")
     self._target = _first_of(targets)
     self._label = _first_of(labels) if labels else None
     self._place = _first_of(places) if places and len(sizes) == 1 else None
@@ -120,7 +120,7 @@ def most_alike(entities: tuple[str, ...], passage: str) -> str:
   return entities[max(range(len(entities)), key=likeness)]
 
 
-def rule_of(data: DataConfig, architecture: str, task: seqio.Task, name: str = "") -> Rule:
+def rule_of(data: DataConfig, architecture: str, task: seqio.Task, name: str = "") -> MajorityRule:
   """Returns the rule of a task, from the training examples of the task, or of the task that `TRAINED_AS` names.
 
   Reads the whole training split, without tokenization.
@@ -143,7 +143,7 @@ def rule_of(data: DataConfig, architecture: str, task: seqio.Task, name: str = "
     kept = tf.autograph.experimental.do_not_convert(lambda x: {name: x[name] for name in _FIELDS if name in x})
     examples = needs.formatted(trained, records, lengths).map(kept).as_numpy_iterator()
   try:
-    return Rule(examples)
+    return MajorityRule(examples)
   except ValueError:
     raise UserError(_without_training(task.name)) from None
   except tf.errors.OpError as error:
@@ -177,11 +177,11 @@ def _without_training(name: str) -> str:
 
 
 class MostFrequent:
-  """Predicts without a model, as SuperGLUE's "Most Frequent" (Wang et al. 2019, table 3); see `Rule`."""
+  """Predicts without a model, as SuperGLUE's "Most Frequent" (Wang et al. 2019, table 3); see `MajorityRule`."""
 
   def __init__(self, context: methods.EvaluationContext):
     self._context, self.rule = context, {}
-    self._rules: dict[str, Rule] = {}
+    self._rules: dict[str, MajorityRule] = {}
 
   def task(self, task: seqio.Task) -> seqio.Task:
     return task
@@ -229,7 +229,7 @@ def beside(
     architecture: of the model.
     task_results: of `evaluation`.
   """
-  rules: dict[str, Rule | None] = {}
+  rules: dict[str, MajorityRule | None] = {}
 
   def with_baseline(result: results.Result) -> results.Result:
     task, examples = tasks[result.task]
@@ -255,7 +255,7 @@ def _has_classes(task: seqio.Task, example: Example) -> bool:
   return bool(task.predict_metric_fns) and ("label" in example or "options" in example)
 
 
-def _local_rule(data: DataConfig, architecture: str, task: seqio.Task, name: str) -> Rule | None:
+def _local_rule(data: DataConfig, architecture: str, task: seqio.Task, name: str) -> MajorityRule | None:
   """Returns the rule of a task, or None if its training examples are not in a folder of released files."""
   try:
     source = named.unwrapped(_trained_on(data, task, name).source)

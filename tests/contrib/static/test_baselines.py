@@ -28,7 +28,7 @@ def example(target, *options, **fields):
 
 
 def chosen(train, of):
-  return most_frequent.Rule(train)(of)
+  return most_frequent.MajorityRule(train)(of)
 
 
 # ---- The rule --------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_unlabelled_examples_do_not_count():
   train = [example("yes", "no", "yes", label=1), *[example("no", "no", "yes", label=-1)] * 3]
   assert chosen(train, example("", "no", "yes")) == "yes"
   with pytest.raises(ValueError):
-    most_frequent.Rule(train[1:])
+    most_frequent.MajorityRule(train[1:])
 
 
 def test_options_of_each_example_are_chosen_by_place():
