@@ -85,6 +85,11 @@ class MajorityRule:
     self._label = _first_of(labels) if labels else None
     self._place = _first_of(places) if places and len(sizes) == 1 else None
 
+  def fits(self, example: Example) -> bool:
+    """Returns whether the rule can answer an example; a template has neither "classes" nor the task's own options."""
+    is_constant = self._label is None and len(self._options) < 2
+    return is_constant or not ("gold" in example or (self._label is not None and "classes" not in example))
+
   def __call__(self, example: Example) -> str:
     """Returns the answer to an example."""
     if self._label is not None:
@@ -188,13 +193,17 @@ class MostFrequent:
 
   def check(self, task: seqio.Task, example: Example) -> None:
     """Refuses tasks with score metrics, because the baseline has no probabilities, and tasks without training data."""
-    del example
     if task.score_metric_fns:
       raise UserError(
         f"{task.name}: the metrics need the log-likelihood of targets, but config.eval.method=most_frequent computes "
         "none. Name only other tasks in config.eval.tasks."
       )
     self._rules[task.name] = rule_of(self._context.data, self._context.config.architecture, task)
+    if not self._rules[task.name].fits(example):
+      raise UserError(
+        f"{task.name}: config.eval.method=most_frequent cannot answer a template of this task, whose classes differ for "
+        "each example. Leave out config.data.templates."
+      )
 
   def inputs(self, task: seqio.Task, example: Example) -> Sequence[int]:
     del task, example
@@ -238,7 +247,7 @@ def beside(
     if result.of_task not in rules:
       rules[result.of_task] = _local_rule(data, architecture, task, result.of_task)
     rule = rules[result.of_task]
-    if rule is None:
+    if rule is None or not rule.fits(examples[0]):
       return result
     baseline = evaluation.of_texts(task, [rule(example) for example in examples])
     record = {"metrics": dict(baseline.metrics), "score": baseline.score}

@@ -64,6 +64,8 @@ def test_nouns_are_answered_by_the_most_frequent_label():
   asked = example("fox", classes=[b"another", b"fox"])
   assert chosen(train, asked) == "another"
   assert chosen([*train, *[train[1]] * 3], asked) == "fox"
+  rule = most_frequent.MajorityRule(train)
+  assert rule.fits(asked) and not rule.fits(example("fox", gold=b"fox"))
 
 
 def test_entities_are_chosen_by_their_likeness_to_other_mentions():
