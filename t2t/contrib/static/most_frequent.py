@@ -201,8 +201,8 @@ class MostFrequent:
     self._rules[task.name] = rule_of(self._context.data, self._context.config.architecture, task)
     if not self._rules[task.name].fits(example):
       raise UserError(
-        f"{task.name}: config.eval.method=most_frequent cannot answer a template of this task, whose classes differ for "
-        "each example. Leave out config.data.templates."
+        f"{task.name}: config.eval.method=most_frequent cannot answer a template of this task, whose classes differ "
+        "for each example. Leave out config.data.templates."
       )
 
   def inputs(self, task: seqio.Task, example: Example) -> Sequence[int]:
