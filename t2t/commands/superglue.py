@@ -188,6 +188,8 @@ def _answers(
       sources = _sources(members, lambda steps, name=same_steps[0]: steps[name])
       params = ensemble.load(sources, evaluation.mesh).params
       task_results += evaluation.run(params, only=same_steps, on_batch=on_batch, with_intervals=True)
+  if jax.process_index() == 0:
+    task_results = evaluation.with_baseline(task_results)
   return sorted(task_results, key=lambda result: list(names).index(result.of_task))
 
 

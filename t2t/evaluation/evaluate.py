@@ -24,6 +24,7 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
 from t2t.runtime import hosts
+from t2t.runtime.lazy_table import load
 from t2t.storage import gcs
 from t2t.training import mesh_selection
 
@@ -178,9 +179,18 @@ class Evaluation:
     """Returns the result of a task if every answer is the most frequent target text."""
     examples = self._examples[task.name]
     targets = [methods.text(x["targets_pretokenized"]) for x in examples if not _is_unlabelled(x)]
-    text = collections.Counter(targets).most_common(1)[0][0]
-    answers = methods.Answers([text] * len(examples), np.zeros(len(examples)), [()] * len(examples))
+    return self.of_texts(task, [collections.Counter(targets).most_common(1)[0][0]] * len(examples))
+
+  def of_texts(self, task: "seqio.Task", texts: Sequence[str]) -> results.Result:
+    """Returns the result of a task with these answers to its examples."""
+    answers = methods.Answers(texts, np.zeros(len(texts)), [()] * len(texts))
     return self._result(task, answers, None, with_intervals=False)
+
+  def with_baseline(self, task_results: Sequence[results.Result]) -> list[results.Result]:
+    """Returns results with the metrics of the most frequent class, see `most_frequent.beside`; uses no device."""
+    if self.method == "most_frequent":
+      return list(task_results)
+    return load("t2t.contrib.static.most_frequent:beside")(self, self._data, self._architecture, task_results)
 
   def _heads(self) -> methods.HeadMethod:
     if not isinstance(self._method, methods.HeadMethod):
@@ -600,5 +610,6 @@ def evaluate(
   }
   about |= {name: x for name in ("exit_entropy", "exit_patience") if (x := getattr(config.eval, name))}
   if jax.process_index() == 0:
+    task_results = evaluation.with_baseline(task_results)
     results.publish(task_results, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)
   return task_results

@@ -278,6 +278,8 @@ def print_table(
 ) -> None:
   """Prints a row for each metric of each task, and the benchmark means, see `benchmarks`.
 
+  Results with the detail "most_frequent", see `most_frequent.beside`, get a column with this baseline.
+
   Args:
     results: one for each task.
     console: output.
@@ -290,7 +292,9 @@ def print_table(
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in texts:
     table.add_column(heading, overflow="fold")  # names that are cut off would be ambiguous
-  for heading in ("value", "95 % interval", "n", *(["step"] if steps else [])):
+  baselines = {result.task: result.details["most_frequent"] for result in results if "most_frequent" in result.details}
+  beside = ["baseline"] if baselines else []
+  for heading in ("value", "95 % interval", "n", *(["step"] if steps else []), *beside):
     table.add_column(heading, justify="right", no_wrap=True)
   for result in results:
     number = result.n if result.metrics else len(result.answers)
@@ -299,8 +303,10 @@ def print_table(
     for name, value in result.metrics.items() or [("no labels", None)]:
       unit = " %" if name in result.percentages else ""
       interval = interval_text(result.intervals.get(name))
-      table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", interval, *facts)
-      task, facts = [""] * len(task), []
+      row = [*task, name, "" if value is None else f"{value:.2f}{unit}", interval, *facts]
+      always = baselines[result.task]["metrics"].get(name) if result.task in baselines else None
+      table.add_row(*row, *([] if always is None else [f"{always:.2f}{unit}"]))
+      task, facts = [""] * len(task), [""] * len(facts)
   by_task = spreads(results)
   for spread in by_task:
     task = [spread.task, spread.split][: len(texts) - 1]
@@ -313,9 +319,16 @@ def print_table(
   merged = {name for spread in by_task for name in spread.variants}
   scored = {each.task: each.score for each in results if each.score is not None and each.task not in merged}
   means = benchmarks.means(scored | {spread.task: spread.score for spread in by_task}) if has_means else []
+  # A mean of the baseline is over the same tasks.
+  always = {mean.name: mean.value for mean in benchmarks.means({name: x["score"] for name, x in baselines.items()})}
+  always = always if baselines.keys() == scored.keys() and not by_task else {}
   for mean in means:
-    table.add_row(mean.name, *[""] * (len(texts) - 1), f"{mean.value:.2f}", style="bold")
+    row = [mean.name, *[""] * (len(texts) - 1), f"{mean.value:.2f}"]
+    row += [*[""] * (len(table.columns) - len(row) - 1), f"{always[mean.name]:.2f}"] if mean.name in always else []
+    table.add_row(*row, style="bold")
   console.print(table)
+  if baselines:
+    console.print("baseline: always the most frequent class of the training examples")
   for note in filter(None, (mean.note for mean in means)):
     console.print(note)
   note_items(results, console)

@@ -160,9 +160,9 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
   """
   exact, overlap = [], []
   for right, prediction in zip(targets, predictions, strict=True):
-    prediction, right = _normalize(prediction), [_normalize(answer) for answer in right]
+    prediction, right = normalize_answer(prediction), [normalize_answer(answer) for answer in right]
     exact.append(prediction in right)
-    overlap.append(max((_word_f1(answer, prediction) for answer in right), default=0.0))
+    overlap.append(max((word_f1(answer, prediction) for answer in right), default=0.0))
   return {"exact_match": _percent(exact), "f1": _percent(overlap)}
 
 
@@ -177,11 +177,11 @@ def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> di
   """
   exact, overlap = [], []
   for right, prediction in zip(targets, predictions, strict=True):
-    prediction = "" if prediction == postprocessors.UNANSWERABLE else _normalize(prediction)
-    right = [answer for answer in map(_normalize, right) if answer] or [""]
+    prediction = "" if prediction == postprocessors.UNANSWERABLE else normalize_answer(prediction)
+    right = [answer for answer in map(normalize_answer, right) if answer] or [""]
     exact.append(prediction in right)
     overlap.append(
-      max(_word_f1(answer, prediction) if answer and prediction else answer == prediction for answer in right)
+      max(word_f1(answer, prediction) if answer and prediction else answer == prediction for answer in right)
     )
   return {"exact_match": _percent(exact), "f1": _percent(overlap)}
 
@@ -285,11 +285,13 @@ def _correlation(coefficient: Callable, targets: Sequence[float], predictions: S
   return 100 * min(max(value, -1.0), 1.0) if np.isfinite(value) else 0.0
 
 
-def _normalize(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
+  """Returns the words of an answer as the SQuAD script compares them."""
   return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
-def _word_f1(answer: str, prediction: str) -> float:
+def word_f1(answer: str, prediction: str) -> float:
+  """Computes the F1 of the words of two normalized answers, 0 to 1."""
   right, written = answer.split(), prediction.split()
   common = (collections.Counter(right) & collections.Counter(written)).total()
   # 2 x precision x recall / (precision + recall)
