@@ -71,5 +71,7 @@ class RememberedData:
     """
     train = dataclasses.replace(config.train, seed=0)
     rest = {"optimizer": OptimizerConfig(), "init": InitConfig(), "checkpoint": CheckpointConfig(), "train": train}
-    content = vocabularies.digest(self._data.vocabulary(config)) or config.data.vocabulary
+    vocabulary = self._data.vocabulary(config)
+    content = config.data.vocabulary if vocabulary is None else vocabularies.digest(vocabulary)
+    content = content or config.data.vocabulary  # a custom class has no digest
     return repr(dataclasses.replace(config.with_(data={"vocabulary": content}), **rest))
