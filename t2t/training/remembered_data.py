@@ -72,6 +72,5 @@ class RememberedData:
     train = dataclasses.replace(config.train, seed=0)
     rest = {"optimizer": OptimizerConfig(), "init": InitConfig(), "checkpoint": CheckpointConfig(), "train": train}
     vocabulary = self._data.vocabulary(config)
-    content = config.data.vocabulary if vocabulary is None else vocabularies.digest(vocabulary)
-    content = content or config.data.vocabulary  # a custom class has no digest
-    return repr(dataclasses.replace(config.with_(data={"vocabulary": content}), **rest))
+    content = "" if vocabulary is None else vocabularies.digest(vocabulary)  # of a custom class: ""
+    return repr(dataclasses.replace(config.with_(data={"vocabulary": content or config.data.vocabulary}), **rest))
