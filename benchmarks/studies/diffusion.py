@@ -74,7 +74,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      30,
+      38,
       "Two layers of Llama with width 64, bidirectional or causal; 2,000 steps of 32 x 64 tokens of the documentation.",
     ),
     "small": Scale("one H200", 600, "MDLM and GPT-2 small of its vocabulary, 30,000 steps of 128 x 1,024 tokens."),

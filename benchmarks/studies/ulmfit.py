@@ -167,7 +167,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      25,
+      17,
       "A language model with two LSTM layers of 128 and 64 units, trained once for 600 steps of 32 x 64 tokens of the "
       "documentation without the task's sentences, and for 200 steps on the task's texts; the order of words, 8 "
       "epochs of 2,000 examples.",
