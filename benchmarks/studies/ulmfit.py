@@ -169,7 +169,7 @@ STUDY = Study(
       "two CPU cores",
       17,
       "A language model with two LSTM layers of 128 and 64 units, trained once for 600 steps of 32 x 64 tokens of the "
-      "documentation without the task's sentences, and for 200 steps on the task's texts; the order of words, 8 "
+      "documentation without the task's sentences. 200 steps on the task's texts. The task is the order of words, 8 "
       "epochs of 2,000 examples.",
     ),
     "small": Scale("one H200", 300, "The LSTM of ULMFiT, 30,000 steps; SST-2, an epoch for each layer and 3 more."),

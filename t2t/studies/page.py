@@ -94,9 +94,22 @@ def _cell(rows: Sequence[StudyRow], arm: str, column: str) -> str:
 def _origin(rows: Sequence[StudyRow]) -> str:
   """Returns devices, versions and dates of the rows in a sentence."""
   devices = ", ".join(sorted({row.devices for row in rows}))
-  built = ", ".join(sorted({row.t2t for row in rows}))
+  built = _versions(sorted({row.t2t for row in rows}))
   days = sorted({row.ended[:10] for row in rows})
   return f"Devices: {devices}. Versions: {built}. Dates: {', '.join(days)}."
+
+
+def _versions(texts: Sequence[str]) -> str:
+  """Joins the versions of rows that were made at several commits.
+
+  In:  ["t2t 1, commit a, jax 2", "t2t 1, commit b, jax 2"]
+  Out: "t2t 1, commit a and b, jax 2"
+  """
+  parts = [text.split(", ") for text in texts]
+  if len({len(of_text) for of_text in parts}) > 1:  # an installed wheel has no commit
+    return "; ".join(texts)
+  each = [list(dict.fromkeys(values)) for values in zip(*parts, strict=True)]
+  return ", ".join(" and ".join([values[0], *(value.split()[-1] for value in values[1:])]) for values in each)
 
 
 def _stages(rows: Sequence[StudyRow]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks of rules that count layers: `depth`, `unfreeze_every` and `settle_every` of `param_groups`."""
+"""Checks of rules that count layers: `depth`, `top`, `unfreeze_every` and `settle_every` of `param_groups`."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -376,7 +376,7 @@ def make_optimizer(
   parts = [*opened, *_consolidating(config)]
   parts += [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += [*OPTIMIZERS[config.name](config), *_towards_initial(config)]
-  parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or param_groups.sets(config, "rate", "depth") else []
+  parts += [_at_own_rates(config)] * (config.layer_decay < 1.0 or param_groups.sets(config, "rate", "depth", "top"))
   if param_groups.sets(config, "settle_every"):
     parts += [_switched(config, param_groups.settling, as_it_is, lambda x: param_groups.SETTLED_RATE * x)]
   tx = optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))

@@ -56,6 +56,7 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
   "trained": (_choice(""), "trained, which undoes an earlier rule's frozen"),
   "rate": (_number(1e-30), "a factor on the learning rate, above 0; use frozen to disable training"),
   "depth": (_number(1e-30, 1.0), "a factor on the rate for each layer from the top, above 0, at most 1"),
+  "top": (_number(1, kind=int), "the number of layers from the top that are trained, a whole number from 1"),
   "from_step": (_number(0, kind=int), "the step, a whole number, of the first update"),
   "unfreeze_every": (_steps_or_epoch, "steps, a whole number, or epoch, until the next layer from the top is trained"),
   "settle_every": (
@@ -237,16 +238,16 @@ def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> d
 def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
   """Returns the learning-rate factor of each parameter, for stacks that of each layer, if it is not 1 everywhere.
 
-  The factor is `rate` * `depth` ** layers from the top; rate=1 and depth=1/2.6 are ULMFiT's (Howard & Ruder 2018).
+  The factor is `rate` * `depth` ** layers from the top; below the last `top` layers it is 0. ULMFiT's depth is 1/2.6.
   Without a `depth` rule it is by `config.optimizer.layer_decay`, which counts one more layer between the last layer and
   the heads, as the code of Clark et al. 2020 does (google-research/electra, model/optimization.py).
   """
   factors = {}
   for path, number in layers_from_top(shapes, num_layers).items():
-    rates: Any = setting(config, path, "rate"), setting(config, path, "depth")
-    rate, depth = rates
+    settings: Any = (setting(config, path, name) for name in ("rate", "depth", "top"))
+    rate, depth, top = settings
     by_depth = config.layer_decay ** (number + (number > 0)) if depth is None else depth**number
-    factors[path] = np.asarray((1.0 if rate is None else rate) * by_depth)
+    factors[path] = np.asarray((1.0 if rate is None else rate) * by_depth * (top is None or number <= top))
   return {path: factor for path, factor in factors.items() if np.any(factor != 1.0)}
 
 
@@ -327,7 +328,7 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
         f"{rule.where}: the rule matches no trained parameter. {mine[0]} is frozen because of {who}. Leave the rule "
         f"out, or train {mine[0]}."
       )
-    if names := {"depth", "unfreeze_every", "settle_every"} & set(rule.settings):
+    if names := {"depth", "top", "unfreeze_every", "settle_every"} & set(rule.settings):
       lazy_table.load("t2t.training.layer_rules:check")(rule, names, mine, numbers)
   if sets(config.optimizer, *TRANSFORMS):
     lazy_table.load("t2t.training.param_transforms:check")(config.optimizer, shapes, trained)

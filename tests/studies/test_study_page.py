@@ -42,3 +42,11 @@ def test_parts_of_a_rule_are_numbered():
   verdict = rule.decide([])
   assert verdict.parts[0] == "Parts of the rule: 2 undecided." and len(verdict.parts) == 3
   assert "(1) Agree" in rule.text and page._numbered((), "one") == ["one"]
+
+
+def test_versions_of_several_commits_are_joined():
+  """Rows of several commits differ in one part; an installed wheel has no commit."""
+  of = lambda commit: f"t2t 0.1.0, commit {commit}, Python 3.12.1, jax 0.11.0"
+  assert page._versions([of("a")]) == of("a")
+  assert page._versions([of("a"), of("b+")]) == of("a and b+")
+  assert page._versions([of("a"), "t2t 0.1.0, Python 3.12.1, jax 0.11.0"]).count("; ") == 1

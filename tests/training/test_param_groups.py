@@ -45,6 +45,19 @@ def test_rates_are_discriminative():
   np.testing.assert_allclose(found["embed"], [0.875, 0.75])
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor"])
+def test_only_the_last_layers_are_trained(name):
+  """`top` changes neither weights below by gradient nor by decay, and combines with other rates."""
+  found, _ = run("layers: top=1", name=name, weight_decay=0.5, steps=3)
+  np.testing.assert_array_equal(found["encoder/layers/up"][:, 0], [1, 1, 1])
+  assert np.all(np.diff(found["encoder/layers/up"][:, 1], prepend=1.0) != 0) and np.all(found["embed"] != 1)
+  alike, _ = run("layers: top=2", name=name, weight_decay=0.5, steps=3)
+  for path, value in run(name=name, weight_decay=0.5, steps=3)[0].items():
+    np.testing.assert_array_equal(alike[path], value)
+  halved, _ = run("layers: top=1 depth=0.5", steps=1)
+  np.testing.assert_allclose(halved["encoder/layers/up"], [[1.0, 0.5]])
+
+
 def test_a_rule_of_its_own_takes_the_place_of_layer_decay():
   """`layer_decay` counts one more layer, as ELECTRA's code; it does not apply to parameters with a depth rule."""
   found, _ = run("embed: depth=1.0 rate=0.5", layer_decay=0.5, steps=1)
@@ -238,7 +251,7 @@ def test_rules_that_do_not_fit_the_model_are_refused(rules, message):
     _ = recipe.make(tiny(*rules)).freeze
 
 
-@pytest.mark.parametrize("name", ["settle_every=2", "unfreeze_every=2", "depth=0.5"])
+@pytest.mark.parametrize("name", ["settle_every=2", "unfreeze_every=2", "depth=0.5", "top=1"])
 def test_rules_that_count_layers_refuse_layers_without_a_number(name):
   """A shared layer has no number; experts that alternate with other layers have no own number from the bottom."""
   config = tiny(f".: {name}")
