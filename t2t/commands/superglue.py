@@ -96,13 +96,15 @@ def superglue(
   config = config.with_(eval={"tasks": ()})
 
   # ---- Predictions ---------------------------------------------------------------------------------------------------
-  task_results, method = [], ""
+  by_split: list[tuple[evaluate.Evaluation, list[results.Result]]] = []
   for split, task_names in (("validation", trained), ("test", with_test)):
     if task_names:
       evaluation = _evaluation(config, members, task_names, split)
-      method = evaluation.method
-      task_results += _answers(evaluation, members, task_names)
+      by_split.append((evaluation, _answers(evaluation, members, task_names)))
+  task_results = [result for _, of_split in by_split for result in of_split]
   if jax.process_index() == 0:
+    # Only now, because the other processes would wait for this one before the next split.
+    task_results = [x for evaluation, of_split in by_split for x in evaluation.with_baseline(of_split)]
     without = sorted(set(trained) - set(with_test))
     if without:
       print(f"no test set: {', '.join(without)}", file=sys.stderr)
@@ -111,7 +113,7 @@ def superglue(
     results.publish(
       task_results,
       folder,
-      about={"method": method, "initial_checkpoint": ",".join(start.name for _, start in initial)},
+      about={"method": by_split[-1][0].method, "initial_checkpoint": ",".join(start.name for _, start in initial)},
       steps=None if others else members[0][1],
       checkpoints={name: ",".join(of_task) for name, of_task in paths.items()},
       whole=is_complete,
@@ -188,8 +190,6 @@ def _answers(
       sources = _sources(members, lambda steps, name=same_steps[0]: steps[name])
       params = ensemble.load(sources, evaluation.mesh).params
       task_results += evaluation.run(params, only=same_steps, on_batch=on_batch, with_intervals=True)
-  if jax.process_index() == 0:
-    task_results = evaluation.with_baseline(task_results)
   return sorted(task_results, key=lambda result: list(names).index(result.of_task))
 
 

@@ -44,6 +44,10 @@ Example = Mapping[str, Any]
 # ---- Answers ---------------------------------------------------------------------------------------------------------
 
 
+class NoLabelsError(Exception):
+  """A training split has no labelled examples."""
+
+
 class MajorityRule:
   """Answers any example with the most frequent class of training examples; ties go to the first class that occurs.
 
@@ -55,7 +59,7 @@ class MajorityRule:
     train: training examples with the texts "targets" or "targets_pretokenized"; unlabelled ones do not count.
 
   Raises:
-    ValueError: there are no labelled examples.
+    NoLabelsError: there are no labelled examples.
   """
 
   def __init__(self, train: Iterable[Example]):
@@ -80,7 +84,7 @@ class MajorityRule:
         if target in options:
           places[options.index(target)] += 1
     if not targets:
-      raise ValueError("train: no labelled examples")
+      raise NoLabelsError
     self._target = _first_of(targets)
     self._label = _first_of(labels) if labels else None
     self._place = _first_of(places) if places and len(sizes) == 1 else None
@@ -149,7 +153,7 @@ def rule_of(data: DataConfig, architecture: str, task: seqio.Task, name: str = "
     examples = needs.formatted(trained, records, lengths).map(kept).as_numpy_iterator()
   try:
     return MajorityRule(examples)
-  except ValueError:
+  except NoLabelsError:
     raise UserError(_without_training(task.name)) from None
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
@@ -229,8 +233,8 @@ def beside(
 ) -> list[results.Result]:
   """Adds the metrics of the baseline to the details of results of classes and numbers with local training examples.
 
-  Results of other tasks are unchanged. A training split that cannot be read is reported once, because the results of
-  the model are complete without it. Uses no device.
+  Results of other tasks are unchanged, and those of a task whose baseline fails, which is reported: the results of the
+  model are complete without it. Uses no device.
 
   Args:
     evaluation: of the model.
@@ -244,12 +248,17 @@ def beside(
     task, examples = tasks[result.task]
     if not result.metrics or not _has_classes(task, examples[0]):
       return result
-    if result.of_task not in rules:
-      rules[result.of_task] = _local_rule(data, architecture, task, result.of_task)
-    rule = rules[result.of_task]
-    if rule is None or not rule.fits(examples[0]):
+    try:
+      if result.of_task not in rules:
+        rules[result.of_task] = _local_rule(data, architecture, task, result.of_task)
+      rule = rules[result.of_task]
+      if rule is None or not rule.fits(examples[0]):
+        return result
+      baseline = evaluation.of_texts(task, [rule(example) for example in examples])
+    except Exception as error:  # of a source, a preprocessor or a metric of the user
+      rules[result.of_task] = None
+      hosts.log_once(f"no baseline for {result.of_task}: {type(error).__name__}: {error}")
       return result
-    baseline = evaluation.of_texts(task, [rule(example) for example in examples])
     record = {"metrics": dict(baseline.metrics), "score": baseline.score}
     return dataclasses.replace(result, details={**result.details, NAME: record})
 
@@ -272,8 +281,4 @@ def _local_rule(data: DataConfig, architecture: str, task: seqio.Task, name: str
     return None
   if not (isinstance(source, named.FolderSource) and source.folder):
     return None
-  try:
-    return rule_of(data, architecture, task, name)
-  except UserError as error:
-    hosts.log_once(f"no baseline for {name}: {error}")
-    return None
+  return rule_of(data, architecture, task, name)

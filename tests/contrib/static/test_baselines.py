@@ -4,11 +4,13 @@ import collections
 import io
 import json
 import pathlib
+import types
 
 import glue_files
 import numpy as np
 import pytest
 import rich.console
+import seqio
 from test_word2vec_run import SMALL
 
 from t2t.__main__ import main
@@ -49,7 +51,7 @@ def test_a_class_is_the_most_frequent_of_training(seed):
 def test_unlabelled_examples_do_not_count():
   train = [example("yes", "no", "yes", label=1), *[example("no", "no", "yes", label=-1)] * 3]
   assert chosen(train, example("", "no", "yes")) == "yes"
-  with pytest.raises(ValueError):
+  with pytest.raises(most_frequent.NoLabelsError):
     most_frequent.MajorityRule(train[1:])
 
 
@@ -265,3 +267,24 @@ def test_a_classifier_on_the_mean_of_vectors_stands_beside_the_baseline(folder, 
     assert record["most_frequent"]["metrics"] == pytest.approx(alone[f"{prefix}{task}.validation"]["metrics"])
     assert set(record["metrics"]) == set(record["most_frequent"]["metrics"])
     assert record["method"] == "head"
+
+
+@pytest.mark.parametrize("fails", ["rule", "metric"])
+def test_results_outlive_a_baseline_that_fails(fails, monkeypatch, capsys):
+  """A source or a metric may raise anything; the results of the model are published without the baseline."""
+  task = seqio.Task(
+    "t",
+    seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=()),
+    {},
+    metric_fns=[lambda targets, predictions: {}],
+  )
+
+  def broken(*_):
+    raise KeyError("sentence")
+
+  rule = most_frequent.MajorityRule([example("a", "a", "b")])
+  monkeypatch.setattr(most_frequent, "_local_rule", broken if fails == "rule" else lambda *_: rule)
+  evaluation = types.SimpleNamespace(examples={task: [example("a", "a", "b")]}, of_texts=broken)
+  found = [results.Result("t", "validation", {"accuracy": 50.0}, []) for _ in range(2)]
+  assert most_frequent.beside(evaluation, None, "encoder_only", found) == found
+  assert capsys.readouterr().err.count("no baseline for t: KeyError: 'sentence'") == 1
