@@ -5,10 +5,11 @@
 
 A training step is forward, backward and AdamW's update, without dropout: T5 1.1 small on 8 x 512/114 random tokens,
 BERT base on 8 x 128, ModernBERT base on 4 x 256, GPT-2 small on 2 x 512, a Llama of 134 M parameters on 2 x 512. In
-`mixed` BERT base reads 32 texts of 16 to 128 tokens for one update: t2t packs them into rows, transformers accumulates
-batches of 8, each padded to its longest text; only tokens of texts count. greedy and beams (4) generate 64 tokens for each of 16 inputs of 128 random
-tokens with T5 1.1 small; EOS is disabled. `embed` makes mean vectors of 1,000 texts of 5 to 200 words with BERT base,
-tokens included; transformers reads batches of 32 in the order of their lengths, as sentence-transformers does.
+`mixed` BERT base reads 32 texts of 16 to 128 tokens for one update: t2t packs them into rows, transformers
+accumulates batches of 8, each padded to its longest text; only tokens of texts count. greedy and beams (4) generate
+64 tokens for each of 16 inputs of 128 random tokens with T5 1.1 small; EOS is disabled. `embed` makes mean vectors of
+1,000 texts of 5 to 200 words with BERT base, tokens included; transformers reads batches of 32 in the order of their
+lengths, as sentence-transformers does.
 
 Parameters are float32 in training. For bfloat16, t2t computes in bfloat16 as its configs do, and transformers uses
 torch.autocast, or bfloat16 parameters for decoding and embedding. The first round is not counted; then both alternate.
