@@ -82,6 +82,8 @@ STUDY = Study(
   },
   caveats=(
     "diffusion learns from masks of all rates, so that each token teaches less in a short run. Steps are equal here, "
-    "not FLOPs: blocks read each row twice. All arms share one learning rate."
+    "not FLOPs: blocks read each row twice. All arms share one learning rate. Values of diffusion are upper bounds, "
+    "with four noise levels for each row. The rule tests the order of all arms, not each distance. The paper's "
+    "distances to the causal model are 0.21 and 0.33 nats per token."
   ),
 )

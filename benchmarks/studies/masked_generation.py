@@ -169,7 +169,7 @@ def write(
 
 
 def distinct_bigrams(texts: np.ndarray) -> float:
-  """Returns the percentage of the pairs of neighbouring tokens, int [texts, length], that differ from all others."""
+  """Returns the number of distinct pairs of neighbouring tokens, int [texts, length], in percent of all pairs."""
   pairs = np.stack([texts[:, :-1].ravel(), texts[:, 1:].ravel()], axis=1)
   return 100.0 * len(np.unique(pairs, axis=0)) / len(pairs)
 
@@ -300,6 +300,7 @@ STUDY = Study(
   caveats=(
     "the masked model was trained with 15 % masks, not with whole gaps; masked diffusion was trained with every rate. "
     "Both write one token per round and never rewrite one, unlike Mask-Predict. A judge that is itself a small causal "
-    "model favours text like that of causal models."
+    "model favours text like that of causal models. Encoders read the end of the text behind the tokens to write, and "
+    "the text behind a gap; the causal model reads neither. The diversity is reported, not tested."
   ),
 )

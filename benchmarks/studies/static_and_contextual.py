@@ -102,9 +102,11 @@ STUDY = Study(
     "base": Scale("eight H200", 2_500, "word2vec, ELMo and BERT base, 125,000 steps; GLUE, 60,000 steps."),
   },
   caveats=(
-    "the task models here are a linear head on the mean of a text, or on each word; the paper's are recurrent networks "
-    "with attention, which read the order of static vectors. A mean of static vectors does not depend on the "
+    "the task models here are a linear head on the mean of a text, or on each word; the paper's are recurrent "
+    "networks with attention, which read the order of static vectors. A mean of static vectors does not depend on the "
     "order of words. Vectors and language models read three times as many tokens as the masked encoder, because they "
-    "learn slower. Nearly all arms take the higher rate, so that a still higher one may be better."
+    "learn slower. Language models take the place of static vectors, and the paper adds them. The better rate is "
+    "chosen on the held-out examples, for every arm. No masked encoder is frozen here; the study of feature "
+    "extraction has one."
   ),
 )

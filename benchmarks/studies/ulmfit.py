@@ -176,9 +176,11 @@ STUDY = Study(
     "base": Scale("eight H200", 500, "The LSTM of ULMFiT, 125,000 steps; SST-2, an epoch for each layer and 3 more."),
   },
   caveats=(
-    "the language model reads about a million tokens, the paper's a hundred million, in two directions. The general "
-    "text is documentation, as the task's, so that the step between both is small. The task's text includes the "
-    "sentences with words in another order, without labels. The classifier of every arm has the paper's rate and "
-    "slanted triangle."
+    "the language model reads about a million tokens, the paper's text has a hundred million words. The general text "
+    "is documentation, as the task's, so that the step between both is small. The task's text includes the sentences "
+    "with words in another order, without labels. The classifier of every arm has the paper's rate and slanted "
+    "triangle, which the paper stops early. All seeds share the general model and the held-out examples. No arm has "
+    "the task's language model without the general one. The rule does not test gradual unfreezing and discriminative "
+    "rates. The arm from scratch has neither, as the arm without both."
   ),
 )

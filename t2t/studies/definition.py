@@ -159,7 +159,7 @@ class Study:
   rule: decides from the rows whether they agree, see `claims`.
   arms, columns, curves: by setting.
   scales: name -> size.
-  caveats: why a result at a small scale may differ from the paper's; shown unless the result agrees.
+  caveats: limits, and why a result at a small scale may differ from the paper's.
   draw: (rows of one scale, names of the columns) -> PNG, instead of `picture.draw`.
   """
 

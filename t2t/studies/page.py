@@ -68,8 +68,9 @@ def _of_scale(name: str, study: Study, scale: str, rows: Sequence[StudyRow]) -> 
     shown += f" Lower is better in: {', '.join(lower)}."
   lines += [*_wrapped(shown), ""]
   lines += [f"![{study.title}: {', '.join(columns)} of each arm, scale {scale}]({picture_name(name, scale)})", ""]
-  if verdict.word != claims.AGREE and study.caveats:
-    lines += [*_wrapped(f"Why the result may differ from the paper's: {study.caveats}"), ""]
+  if study.caveats:
+    begin = "Limits" if verdict.word == claims.AGREE else "Why the result may differ from the paper's"
+    lines += [*_wrapped(f"{begin}: {study.caveats}"), ""]
   lines += [f"### Setup at scale {scale}", "", *_wrapped(f"{size.about} {_origin(rows)}"), ""]
   lines += ["| stage | arms | steps | tokens | FLOPs | seconds |", "|---|---|---|---|---|---|", *_stages(rows), ""]
   lines += [
