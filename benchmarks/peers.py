@@ -21,7 +21,6 @@ import argparse
 from collections.abc import Callable
 import functools
 import json
-import os
 import pathlib
 import shutil
 import statistics
@@ -332,11 +331,11 @@ def compare(work: str, dtype: str, rounds: int, folder: str) -> dict[str, Any]:
 def peak_memory(work: str, dtype: str, side: str, folder: str) -> float:
   """Returns the peak memory of a process that does the work twice with one library, in GB."""
   command = [sys.executable, __file__, work, "--dtype", dtype, "--only", side, "--folder", folder]
-  child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-  _, status, usage = os.wait4(child.pid, 0)
-  if status:
-    raise SystemExit(f"{' '.join(command)} failed; run this command to see why.")
-  return usage.ru_maxrss * 1024 / 1e9
+  # Not ru_maxrss, which begins with the size of this process.
+  child = subprocess.run(command, capture_output=True, text=True, check=False)
+  if child.returncode:
+    raise SystemExit(f"{' '.join(command)} failed:\n{child.stderr}")
+  return int(child.stdout.split()[-2]) * 1024 / 1e9
 
 
 def main(argv: list[str]) -> None:
@@ -347,7 +346,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--dtype", choices=(*DTYPES, "both"), default="both", help="dtype of matrix products")
   parser.add_argument("--rounds", type=int, default=5, help="number of timed runs of each")
   parser.add_argument(
-    "--only", choices=(T2T, TRANSFORMERS), help="do the work twice with one library, and print nothing"
+    "--only", choices=(T2T, TRANSFORMERS), help="do the work twice with one library, and print its peak memory"
   )
   parser.add_argument("--folder", help="folder of the model of `embed`; default: written anew")
   options = parser.parse_args(argv)
@@ -358,6 +357,8 @@ def main(argv: list[str]) -> None:
     (work,) = options.work
     run = (ours if options.only == T2T else theirs)(work, options.dtype, options.folder)
     run(), run()
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    print(next(line for line in status if line.startswith("VmHWM")))  # "VmHWM:    1234 kB"
     return
   import jax
   import torch
