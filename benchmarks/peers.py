@@ -72,6 +72,12 @@ def _config(name: str, dtype: str, *overrides: str) -> Any:
   return records(config)
 
 
+def _training(work: str, dtype: str, *more: str) -> Any:
+  """Returns the config of a training step; that of `mixed` is BERT's."""
+  name, *overrides = _TRAINING["bert" if work == _MIXED else work]
+  return _config(name, dtype, *overrides, *more)
+
+
 def _our_write(beams: int, dtype: str) -> Run:
   import decode as decode_benchmark
 
@@ -88,9 +94,7 @@ def _our_mixed(dtype: str) -> Run:
   import train_step as step_benchmark
 
   rows = packed(mixed_lengths(), width=_INPUTS_LENGTH)
-  config = _config(
-    _TRAINING["bert"][0], dtype, *_TRAINING["bert"][1:], f"train.batch_size={len(rows)}", "data.pack=True"
-  )
+  config = _training(_MIXED, dtype, f"train.batch_size={len(rows)}", "data.pack=True")
   running = step_benchmark.start(config)
   batch = {name: np.array(value) for name, value in jax.device_get(running.batch).items()}
   for row, lengths in enumerate(rows):
@@ -124,7 +128,7 @@ def ours(work: str, dtype: str, folder: str) -> Run:
     return _our_mixed(dtype)
   import train_step as step_benchmark
 
-  return step_benchmark.start(_config(_TRAINING[work][0], dtype, *_TRAINING[work][1:]))
+  return step_benchmark.start(_training(work, dtype))
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ def _their_batches(work: str, dtype: str) -> list[dict[str, Any]]:
 
   numbers = np.random.default_rng(0)
   tokens = lambda *shape: torch.from_numpy(numbers.integers(1, 30_000, shape))
-  config = _config(*(_TRAINING["bert" if work == _MIXED else work][:1]), dtype, *_TRAINING.get(work, ("",))[1:])
+  config = _training(work, dtype)
   hidden = lambda ids: torch.where(torch.rand(ids.shape) < (config.data.noise_density or 0.15), ids, -100)
   if work == _MIXED:
     batches = []
@@ -308,7 +312,7 @@ def tokens_of(work: str, dtype: str) -> int:
     return int(mixed_lengths().sum())
   import train_step as step_benchmark
 
-  return step_benchmark.tokens_per_step(_config(_TRAINING[work][0], dtype, *_TRAINING[work][1:]))
+  return step_benchmark.tokens_per_step(_training(work, dtype))
 
 
 def compare(work: str, dtype: str, rounds: int, folder: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t import sharding
 from t2t.contrib.recurrent import layer
 from t2t.contrib.recurrent.block import RecurrentBlock, RecurrentCache
 from t2t.contrib.recurrent.cells import LstmCell
@@ -82,22 +81,19 @@ class AttentionalLayer(nnx.Module):
     """
     dtype, cell = x.dtype, self.forward
     above: list[LstmCell] = [getattr(self, f"above_{index}") for index in range(self.num_above)]
-    gathered = lambda matrix: sharding.gather(matrix[...].astype(dtype), layers.matrix_axes(matrix))
-    recurrent_of = lambda cell, key: sharding.gather(
-      cell.dropped(cell.recurrent, key).astype(dtype), layers.matrix_axes(cell.recurrent)
-    )
-    of_x, of_fed = jnp.split(gathered(cell.input), 2)
+    of_x, of_fed = jnp.split(cell.gathered(cell.input, dtype), 2)
     read = layers.add_bias(x @ of_x, cell.bias)
-    recurrent = jnp.concatenate([of_fed, recurrent_of(cell, dropout_key)])
+    recurrent = jnp.concatenate([of_fed, cell.gathered(cell.recurrent, dtype, dropout_key)])
     keys = [None if dropout_key is None else jax.random.fold_in(dropout_key, index) for index in range(2 * len(above))]
     matrices = [
-      jnp.concatenate([gathered(lstm.input), recurrent_of(lstm, key)])
+      jnp.concatenate([lstm.gathered(lstm.input, dtype), lstm.gathered(lstm.recurrent, dtype, key)])
       for lstm, key in zip(above, keys[::2], strict=True)
     ]
     # Dropout between the LSTMs, factors [batch, length, units] of each.
     drop = lambda key: layers.dropout(jnp.ones_like(x), self.dropout_rate, key, broadcast_axis=self.dropout_axis)
     factors = [] if dropout_key is None else [jnp.moveaxis(drop(key), 1, 0) for key in keys[1::2]]
-    query, combined, memory = gathered(self.query), gathered(self.combined), memory.astype(dtype)
+    query, combined = (cell.gathered(matrix, dtype) for matrix in (self.query, self.combined))
+    memory = memory.astype(dtype)
 
     def step(states: States, inputs: tuple[Any, ...]) -> tuple[States, jax.Array]:
       gates, start, is_read, kept = inputs

@@ -133,6 +133,10 @@ class RecurrentCell(nnx.Module):
     """Returns a matrix without a fraction of its entries, one mask for all rows and positions (DropConnect)."""
     return layers.dropout(parameter[...], self.weight_dropout, key)
 
+  def gathered(self, parameter: nnx.Param, dtype: jnp.dtype, key: jax.Array | None = None) -> jax.Array:
+    """Returns a matrix on every device of its rows; with a key some of its entries are dropped."""
+    return sharding.gather(self.dropped(parameter, key).astype(dtype), layers.matrix_axes(parameter))
+
   def __call__(
     self, x: jax.Array, state: State, starts: jax.Array, dropout_key: jax.Array | None
   ) -> tuple[jax.Array, State]:
@@ -182,13 +186,10 @@ class LstmCell(RecurrentCell):
     inner = loop_dtype(dtype)
     # All positions at once; the scan only adds the product with the output before.
     read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
-    recurrent = self.dropped(self.recurrent, dropout_key).astype(inner)
-    recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
-    matrices = {"recurrent": self._gates_first(recurrent)}
+    matrices = {"recurrent": self._gates_first(self.gathered(self.recurrent, inner, dropout_key))}
     added = {"recurrent": jnp.moveaxis(self._gates_first(read), 1, 0).astype(inner)}
     if self.projection is not None:
-      projection = self.projection[...].astype(inner)
-      matrices["projection"] = sharding.gather(projection, layers.matrix_axes(self.projection))
+      matrices["projection"] = self.gathered(self.projection, inner)
       added["projection"] = jnp.zeros((x.shape[1], x.shape[0], outputs), inner)
 
     def step(carry: Carry, inputs: jax.Array | None, multiply: Multiply) -> tuple[Carry, jax.Array]:
@@ -248,8 +249,7 @@ class GruCell(RecurrentCell):
     units, dtype, inner = self.sizes[1], x.dtype, loop_dtype(x.dtype)
     read = layers.dense(x, self.input, self.bias, gradient_dtype=self.gradient_dtype)
     read = jnp.moveaxis(self._gates_first(read), 1, 0).astype(inner)
-    recurrent = self.dropped(self.recurrent, dropout_key).astype(inner)
-    recurrent = sharding.gather(recurrent, layers.matrix_axes(self.recurrent))
+    matrices = {"recurrent": self._gates_first(self.gathered(self.recurrent, inner, dropout_key))}
     bias = self.recurrent_bias[...].astype(inner)  # of the candidate
     bias = jnp.broadcast_to(jnp.stack([jnp.zeros_like(bias), jnp.zeros_like(bias), bias]), read.shape)
 
@@ -264,7 +264,7 @@ class GruCell(RecurrentCell):
       output = ((1 - kept) * candidate + kept * output).astype(inner)
       return (output,), output
 
-    matrices, begin = {"recurrent": self._gates_first(recurrent)}, (state[0][:, :units].astype(inner),)
+    begin = (state[0][:, :units].astype(inner),)
     (output,), y = scan(step, begin, starts, matrices, {"recurrent": bias}, read)
     return jnp.moveaxis(y, 0, 1).astype(dtype), (_padded(output, self.width), jnp.zeros_like(state[1], jnp.float32))
 

@@ -129,21 +129,18 @@ def most_alike(entities: tuple[str, ...], passage: str) -> str:
   return entities[max(range(len(entities)), key=likeness)]
 
 
-def rule_of(data: DataConfig, architecture: str, task: seqio.Task, name: str = "") -> MajorityRule:
-  """Returns the rule of a task, from the training examples of the task, or of the task that `TRAINED_AS` names.
-
-  Reads the whole training split, without tokenization.
+def rule_of(data: DataConfig, architecture: str, trained: seqio.Task, *, name: str) -> MajorityRule:
+  """Returns the rule of a task; reads the whole training split, without tokenization.
 
   Args:
     data: config of the data.
     architecture: of the model.
-    task: see `pipeline.find_tasks`.
-    name: of the registered task, without the names of a template and of a draw of shots; "": that of `task`.
+    trained: see `_trained_on`.
+    name: of the task that is answered, for messages.
 
   Raises:
     UserError: there are no training examples, or they cannot be read.
   """
-  trained = _trained_on(data, task, name)
   if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in trained.preprocessors):
     examples: Iterable[Example] = few_shot.read(data, architecture, trained, data.train_split)
   else:
@@ -154,13 +151,22 @@ def rule_of(data: DataConfig, architecture: str, task: seqio.Task, name: str = "
   try:
     return MajorityRule(examples)
   except NoLabelsError:
-    raise UserError(_without_training(task.name)) from None
+    raise UserError(_without_training(name)) from None
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
 
 
 def _trained_on(data: DataConfig, task: seqio.Task, name: str = "") -> seqio.Task:
-  """Returns the task whose training examples count, as registered: without templates, and not made for heads."""
+  """Returns the task whose training examples count, as registered: without templates, and not made for heads.
+
+  Args:
+    data: config of the data.
+    task: see `pipeline.find_tasks`.
+    name: of the registered task, without the names of a template and of a draw of shots; "": that of `task`.
+
+  Raises:
+    UserError: neither the task nor the one that `TRAINED_AS` names has training examples.
+  """
   if not name and data.templates:
     from t2t.data import templates
 
@@ -202,7 +208,8 @@ class MostFrequent:
         f"{task.name}: the metrics need the log-likelihood of targets, but config.eval.method=most_frequent computes "
         "none. Name only other tasks in config.eval.tasks."
       )
-    self._rules[task.name] = rule_of(self._context.data, self._context.config.architecture, task)
+    data, architecture = self._context.data, self._context.config.architecture
+    self._rules[task.name] = rule_of(data, architecture, _trained_on(data, task), name=task.name)
     if not self._rules[task.name].fits(example):
       raise UserError(
         f"{task.name}: config.eval.method=most_frequent cannot answer a template of this task, whose classes differ "
@@ -276,9 +283,10 @@ def _has_classes(task: seqio.Task, example: Example) -> bool:
 def _local_rule(data: DataConfig, architecture: str, task: seqio.Task, name: str) -> MajorityRule | None:
   """Returns the rule of a task, or None if its training examples are not in a folder of released files."""
   try:
-    source = named.unwrapped(_trained_on(data, task, name).source)
+    trained = _trained_on(data, task, name)
   except UserError:  # there are no training examples
     return None
+  source = named.unwrapped(trained.source)
   if not (isinstance(source, named.FolderSource) and source.folder):
     return None
-  return rule_of(data, architecture, task, name)
+  return rule_of(data, architecture, trained, name=task.name)

@@ -217,7 +217,7 @@ def test_the_class_of_the_released_files(released):
   config = load_config("superglue")
   data = records(override(config, [f"--config.data.benchmark_dirs.superglue={SHARED / 'superglue'}"])).data
   (task,) = pipeline.find_tasks(data, "encoder_only", (released.lower(),))
-  rule = most_frequent.rule_of(data, "encoder_only", task)
+  rule = most_frequent.rule_of(data, "encoder_only", most_frequent._trained_on(data, task), name=task.name)
   held_out = needs.formatted(task, task.source.get_dataset("validation", shuffle=False)).as_numpy_iterator()
   right = [task.postprocess_fn(rule(x), example=pretokenized(x)) == x["label"] for x in held_out]
   assert np.mean(right) == np.mean([label == most_common(lines["train"]) for label in lines["val"]])
