@@ -349,8 +349,26 @@ class BenchmarkSource(named.FolderSource):
     names = sorted(child.name for child in folder.iterdir())
     raise UserError(
       f"{self._where} has no folder {layout_folder!r} for {self._task} (found: {', '.join(names) or 'nothing'}). Add"
-      f" this folder with the released files. {_LEAVE_OUT}"
+      f" this folder with the released files. {self._leave_out()}"
     )
+
+  def _leave_out(self, split: str = "") -> str:
+    """Returns how to run without the tasks that have no files; with `split`, without those that lack its file."""
+    names = [name for name in _LAYOUTS[self._benchmark] if name and self._sibling(name)._has(split)]
+    mixture = ",".join(f"{self._benchmark}_{name}" for name in names) or "A,B,C"
+    others = f"those of {self._benchmark} with files" if names else "others"
+    return (
+      f"To leave tasks out, name only {others}: --config.data.mixture={mixture} (training) and "
+      f"--config.eval.tasks={','.join(names) or 'A,B,C'} (evaluation)."
+    )
+
+  def _sibling(self, name: str) -> "BenchmarkSource":
+    return BenchmarkSource(self._benchmark, name, tfds="", folder_key=self.folder_key, folder=self.folder)
+
+  def _has(self, split: str) -> bool:
+    if not any((epath.Path(self.folder) / self._layout.folder).glob("*")):
+      return False
+    return split in self._files if split else bool(self._files)
 
   @functools.cached_property
   def _files(self) -> dict[str, str]:
@@ -388,7 +406,7 @@ class BenchmarkSource(named.FolderSource):
       raise UserError(
         f"{self._where}: {self._task} has no split {split!r}, because there is no file "
         f"{self._task_folder()}/{expected_names}. Known splits: {', '.join(files) or 'none'}. Set "
-        f"--config.data.train_split or --config.data.eval_split to a known split. {_LEAVE_OUT}"
+        f"--config.data.train_split or --config.data.eval_split to a known split. {self._leave_out(split)}"
       )
     return files[split]
 
@@ -483,12 +501,6 @@ class BenchmarkSource(named.FolderSource):
       return tf.nest.map_structure(lambda column: column[part.start + shard + num_shards * i], columns)
 
     return indices.map(record)
-
-
-_LEAVE_OUT = (
-  "To leave the task out, list only other tasks in --config.data.mixture=A,B,C (training) and --config.eval.tasks=A,B,C"
-  " (evaluation)."
-)
 
 
 @functools.lru_cache(maxsize=64)

@@ -384,13 +384,23 @@ def test_files_that_are_not_there(tmp_path):
   with pytest.raises(UserError, match=r"config\.data\.benchmark_dirs\.superglue=/no/such: no such folder"):
     source("cb", "/no/such").file("train")
   write(tmp_path / "COPA" / "val.jsonl", "")
-  with pytest.raises(UserError, match=r"has no folder 'CB' for super_glue_cb \(found: COPA\). .*tasks"):
+  with pytest.raises(UserError, match=r"has no folder 'CB' for super_glue_cb \(found: COPA\). .*mixture=A,B,C"):
     source("cb", tmp_path).file("train")
   with pytest.raises(
     UserError,
     match=r"super_glue_copa has no split 'train', because there is no file .*COPA/train\.jsonl\. Known splits:"
     r" validation, val\. Set --config\.data\.train_split",
   ):
+    source("copa", tmp_path).file("train")
+
+
+def test_all_tasks_without_files_are_left_out_at_once(tmp_path):
+  """The error names the tasks that have files, and of a missing split those with this split."""
+  for path in ("COPA/val.jsonl", "RTE/train.jsonl", "RTE/val.jsonl"):
+    write(tmp_path / path, "")
+  with pytest.raises(UserError, match=r"mixture=super_glue_copa,super_glue_rte .*tasks=copa,rte "):
+    source("cb", tmp_path).file("train")
+  with pytest.raises(UserError, match=r"mixture=super_glue_rte .*tasks=rte "):
     source("copa", tmp_path).file("train")
 
 
