@@ -48,14 +48,12 @@ class Histogram:
 
 
 class ProgressLine:
-  """Progress line with step, loss, tokens per second and time left; elsewhere than on a terminal, one line now and
-  then.
-  """
+  """Progress line with step, loss, tokens per second and time left; without a terminal, one line now and then."""
 
   def __init__(self, first_step: int, num_steps: int, *, every_seconds: float = 10.0):
     self._num_steps = num_steps
     self._every_seconds = every_seconds
-    self._started = self._printed = time.monotonic()
+    self._printed = time.monotonic()
     self._first_step = first_step
     self._console = rich.console.Console(stderr=True)
     self._progress = None
@@ -68,6 +66,8 @@ class ProgressLine:
       )
       self._progress.start()
       self._task = self._progress.add_task("", total=num_steps, completed=first_step, text="compiling")
+    else:
+      console.tell("compiling the first step")
 
   def update(self, step: int, *, loss: float, tokens_per_second: float | None, seconds_left: float | None) -> None:
     """Shows that `step` steps are done."""

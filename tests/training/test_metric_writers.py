@@ -25,7 +25,7 @@ def test_an_empty_text_keeps_its_label(text):
 
 
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
-  """Without a terminal: the first step, the last, and one every ten seconds between."""
+  """Without a terminal: that the first step is being compiled, the first step, the last, and one every ten seconds."""
   now = [0.0]
   monkeypatch.setattr(metric_writers.time, "monotonic", lambda: now[0])
   line = metric_writers.ProgressLine(0, 100)
@@ -34,7 +34,8 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     speed, left = (None, None) if step == 1 else (1234.0, 65.0)
     line.update(step, loss=4.0, tokens_per_second=speed, seconds_left=left)
   line.close()
-  lines = capsys.readouterr().err.splitlines()
+  compiling, *lines = capsys.readouterr().err.splitlines()
+  assert compiling == "compiling the first step"
   assert [text.split()[1] for text in lines] == ["1/100", "35/100", "69/100", "100/100"]
   assert lines[0] == "step 1/100  loss 4.000"
   assert lines[1] == "step 35/100  loss 4.000  1.23k tokens/s  1:05 left"
