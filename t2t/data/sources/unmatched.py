@@ -1,6 +1,7 @@
 """Explains why a pattern of data files matches none."""
 
 from collections.abc import Callable
+import os
 
 from etils import epath
 
@@ -35,10 +36,13 @@ def explained(pattern: str, *, where: str, has_kind: Callable[[str], bool]) -> s
       folder = folder.parent
       names = gcs.names(folder, where=where)
   except OSError as error:
-    return f"{where}: no file matches {pattern}. The folder {folder}/ cannot be listed ({error}). Check the folder."
+    return (
+      f"{where}: no file matches {pattern}. The folder {os.path.join(folder, '')} cannot be listed ({error}). "
+      "Check the folder."
+    )
   names = sorted(names, key=lambda name: name.startswith("."))  # hidden files last
   listing = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
   return (
-    f"{where}: no file matches {pattern}. The nearest folder that exists, {folder}/, contains {listing or 'nothing'}."
-    " Check the pattern."
+    f"{where}: no file matches {pattern}. The nearest folder that exists, {os.path.join(folder, '')}, contains "
+    f"{listing or 'nothing'}. Check the pattern."
   )

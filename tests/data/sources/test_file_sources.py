@@ -207,6 +207,8 @@ def test_globs_that_match_nothing(tmp_path):
   write(tmp_path, "a.txt", TEXTS)
   with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt. The nearest folder.* contains a.txt"):
     text_files.find_files(f"{tmp_path}/*.txt,{tmp_path}/x/*.txt")
+  with pytest.raises(UserError, match=r"The nearest folder that exists, /, contains"):
+    text_files.find_files("/no_such_folder/*.txt")
   with pytest.raises(UserError, match="is a folder; give a glob"):
     text_files.find_files(str(tmp_path))
   (tmp_path / "a.docx").write_text("")
