@@ -2,6 +2,8 @@
 
   python benchmarks/server.py                                  # 200 clients for two minutes
   python benchmarks/server.py --seconds 30 --clients 50
+  python benchmarks/server.py --throughput                     # tokens per second of 1, 8 and 32 clients
+  python benchmarks/server.py --throughput --checkpoint runs/gpt
 
 A small T5 with random weights runs in a separate process with `t2t infer --server`. Most clients request a few tokens.
 Others send a byte per second, bodies that are too large, or malformed requests, do not read the response, or disconnect
@@ -10,6 +12,10 @@ server share this machine, so latencies are those of a full queue.
 
 Prints JSON lines: answers of each kind of client, latencies, and the server's memory, threads and open files before and
 after. `lost` and `wrong` must be 0.
+
+--throughput measures the server without such clients: each sends one request after another, for 64 tokens. Beside it
+stands a loop over the same prompts without a server, one text at a time. Without --checkpoint the model is a T5 1.1
+small with random weights.
 """
 
 import argparse
@@ -39,8 +45,12 @@ _INPUTS = [f"what follows {number} words of text" for number in range(16)]
 _KINDS = ("asks",) * 12 + ("beams", "slow", "large", "malformed", "deaf", "leaves", "about", "strange")
 
 
-def checkpoint(folder: pathlib.Path) -> str:
-  """Writes a byte-level model with random weights; returns its folder."""
+_TOY = {"vocab_size": 384, "embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 128}
+_TOY |= {"num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+def checkpoint(folder: pathlib.Path, sizes_: dict[str, int]) -> str:
+  """Writes a T5 1.1 that reads bytes, with random weights; returns its folder."""
   from etils import epath
   from flax import nnx, traverse_util
   import jax
@@ -52,9 +62,7 @@ def checkpoint(folder: pathlib.Path) -> str:
   from t2t.models.config import TransformerConfig
 
   jax.config.update("jax_platforms", "cpu")
-  sizes_ = {"vocab_size": 384, "embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 128}
-  layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
-  model = TransformerConfig(**(dict(presets.t5_1_1("small")) | sizes_ | layers))
+  model = TransformerConfig(**(dict(presets.t5_1_1("small")) | sizes_))
   state = nnx.to_pure_dict(nnx.split(transformer.build(model, nnx.Rngs(0)), graph=False)[1])
   tensors = {}
   for name, value in traverse_util.flatten_dict(state, sep="/").items():
@@ -202,7 +210,7 @@ class Clients:
 
 def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
   """Starts the server, runs the clients for some seconds, and stops it."""
-  run = checkpoint(folder)
+  run = checkpoint(folder, _TOY)
   started = subprocess.Popen([sys.executable, "-c", _SERVER, run], stdout=subprocess.PIPE, text=True)
   try:
     line = started.stdout.readline()
@@ -260,13 +268,78 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
   }
 
 
+_CLIENTS, _TEXTS, _LENGTH = (1, 8, 32), 64, 64
+
+
+def loop(run: str) -> float:
+  """Returns tokens per second of a loop over the prompts, without a server."""
+  import jax
+
+  from t2t import sharding
+  from t2t.checkpoints import pretrained
+  from t2t.inference import decoding, predictor, prompt_builder, prompt_features
+
+  source = pretrained.read_source(run)
+  mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  model, vocabulary = pretrained.load(source, mesh), pretrained.vocabulary(source)
+  writer = predictor.Predictor(
+    source.asked,
+    model.graphdef,
+    mesh,
+    prompt_features.framing(vocabulary, causal=pretrained.reads_causally(source)),
+    decode=decoding.DecodeConfig(_LENGTH, min_length=_LENGTH),
+    batch_size=1,
+    max_inputs=64,
+  )
+  prompts = prompt_builder.Prompts(vocabulary, ends=prompt_builder.ends_prompts(source)[0], longest=64)
+  texts = [prompts(text)[0] for text in _INPUTS]
+  writer.generate(model.params, texts[:1])
+  started = time.monotonic()
+  for text in texts:
+    writer.generate(model.params, [text])
+  return len(texts) * _LENGTH / (time.monotonic() - started)
+
+
+def throughput(folder: pathlib.Path, path: str) -> None:
+  """Prints the tokens per second of several numbers of clients, and of a loop over requests."""
+  run = path or checkpoint(folder, {})
+  print(json.dumps({"loop": round(loop(run), 1)}), flush=True)
+  started = subprocess.Popen([sys.executable, "-c", _SERVER, run], stdout=subprocess.PIPE, text=True)
+  try:
+    pool = Clients(int(started.stdout.readline().split(":")[2].split("/")[0]))
+    body = {"max_length": _LENGTH, "min_length": _LENGTH}
+
+    def client(number: int, clients: int) -> None:
+      for i in range(number, max(clients, _TEXTS), clients):
+        pool.ask(body | {"inputs": _INPUTS[i % len(_INPUTS)]})
+
+    for clients in _CLIENTS:
+      for _ in range(2):  # the first round compiles
+        threads = [threading.Thread(target=client, args=(number, clients)) for number in range(clients)]
+        began = time.monotonic()
+        for thread in threads:
+          thread.start()
+        for thread in threads:
+          thread.join()
+        speed = max(clients, _TEXTS) * _LENGTH / (time.monotonic() - began)
+      print(json.dumps({"clients": clients, "tokens_per_second": round(speed, 1)}), flush=True)
+  finally:
+    started.kill()
+    started.wait()
+
+
 def main() -> None:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--seconds", type=numeric.number(0, above=True), default=120.0)
   parser.add_argument("--clients", type=int, default=200)
+  parser.add_argument("--throughput", action="store_true")
+  parser.add_argument("--checkpoint", default="", help="with --throughput: a generative model")
   options = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:
+    if options.throughput:
+      throughput(pathlib.Path(folder), options.checkpoint)
+      return
     result = measure(pathlib.Path(folder), clients=options.clients, seconds=options.seconds)
   print(json.dumps(result), flush=True)
   if result["lost"] or result["wrong"] or not result["answers_afterwards"] or result["ended_with"] != 143:

@@ -16,7 +16,7 @@ from t2t.models.config import TransformerConfig
 class Decoder(Protocol):
   """A text generation method, independent of the model's attention direction.
 
-  streams: whether tokens become final from left to right, so that `decoding.make_stream` can return them early.
+  streams: whether tokens become final from left to right, so that a server can send them early.
   """
 
   streams: ClassVar[bool]

@@ -258,7 +258,8 @@ def row_keys(key: jax.Array, batch_size: int) -> jax.Array:
   return key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch_size))
 
 
-def _start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: DecodeConfig) -> Stream:
+def start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: DecodeConfig) -> Stream:
+  """Reads the prompts of a batch; `key` is one random key, or one for each row, for sampling."""
   if config.temperature and key is None:
     raise UserError(f"temperature={config.temperature}: sampling needs a random key; give the argument `key`")
   last, state = model.start_decode(batch, config.max_length)
@@ -274,34 +275,27 @@ def _start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: Decod
   )
 
 
-def _write(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int, end: jax.Array | int) -> Stream:
-  """Generates tokens until position `end`, or until every sequence has ended."""
-
-  def unfinished(stream):
-    return (stream.position < end) & ~jnp.all(stream.done)
-
-  def write(stream):
-    logits, state = model.decode_step(stream.last, stream.state)
-    allowed = allowed_logits(logits, stream.position, config, eos_id)
-    if config.temperature:
-      keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(stream.keys, stream.position)
-      token = draw(allowed, keys, config)
-      logit = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
-    else:
-      logit, token = (x[:, 0] for x in largest(allowed, 1))
-    token = jnp.where(stream.done, 0, token)
-    gained = jnp.where(stream.done, 0.0, logit - jax.nn.logsumexp(logits, axis=-1))
-    return dataclasses.replace(
-      stream,
-      position=stream.position + 1,
-      tokens=jax.lax.dynamic_update_slice_in_dim(stream.tokens, token[:, None], stream.position, axis=1),
-      scores=stream.scores + gained,
-      done=stream.done | (token == eos_id),
-      last=token,
-      state=state,
-    )
-
-  return jax.lax.while_loop(unfinished, write, stream)
+def next_token(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int) -> Stream:
+  """Generates one token of every row that has not ended."""
+  logits, state = model.decode_step(stream.last, stream.state)
+  allowed = allowed_logits(logits, stream.position, config, eos_id)
+  if config.temperature:
+    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(stream.keys, stream.position)
+    token = draw(allowed, keys, config)
+    logit = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+  else:
+    logit, token = (x[:, 0] for x in largest(allowed, 1))
+  token = jnp.where(stream.done, 0, token)
+  gained = jnp.where(stream.done, 0.0, logit - jax.nn.logsumexp(logits, axis=-1))
+  return dataclasses.replace(
+    stream,
+    position=stream.position + 1,
+    tokens=jax.lax.dynamic_update_slice_in_dim(stream.tokens, token[:, None], stream.position, axis=1),
+    scores=stream.scores + gained,
+    done=stream.done | (token == eos_id),
+    last=token,
+    state=state,
+  )
 
 
 # ---- Beam search -----------------------------------------------------------------------------------------------------
@@ -425,7 +419,9 @@ def decode_autoregressively(
   """
   if config.num_beams > 1:
     return _search(model, batch, config, eos_id)
-  stream = _write(model, _start(model, batch, key, config), config, eos_id, config.max_length)
+  unfinished = lambda stream: (stream.position < config.max_length) & ~jnp.all(stream.done)
+  write = lambda stream: next_token(model, stream, config, eos_id)
+  stream = jax.lax.while_loop(unfinished, write, start(model, batch, key, config))
   return Decoded(stream.tokens[:, None], stream.scores[:, None])
 
 
@@ -436,41 +432,6 @@ def make_decode(
   return jax.jit(
     lambda params, batch, key=None: decode(nnx.merge(graphdef, params), batch, key, config=config, eos_id=eos_id)
   )
-
-
-def make_stream(
-  graphdef: nnx.GraphDef, model_config: TransformerConfig, config: DecodeConfig, *, eos_id: int, tokens_per_call: int
-) -> tuple[Callable[[Params, Batch, jax.Array | None], Stream], Callable[[Params, Stream], Stream]]:
-  """Compiles `decode` in steps, for output that is shown while it is generated.
-
-  Args:
-    graphdef, model_config: of the model.
-    config: without beam search.
-    eos_id: ends a sequence.
-    tokens_per_call: number of tokens that one `advance` generates, unless all sequences end earlier.
-
-  Returns:
-    start(params, batch, key), which returns a `Stream`, and advance(params, stream), both compiled.
-  """
-  if not model_config.text_decoder.streams:
-    raise UserError(
-      f"config.model.decoder={model_config.decoder} cannot stream, because this decoder does not generate from left to "
-      "right; request the whole text"
-    )
-  if config.num_beams > 1:
-    raise UserError(
-      f"num_beams={config.num_beams}: beam search cannot stream, because its result is known only at the end; set "
-      "num_beams=1"
-    )
-  if tokens_per_call < 1:
-    raise UserError(f"tokens_per_call={tokens_per_call} must be at least 1")
-
-  def advance(params: Params, stream: Stream) -> Stream:
-    end = jnp.minimum(stream.position + tokens_per_call, config.max_length)
-    return _write(nnx.merge(graphdef, params), stream, config, eos_id, end)
-
-  start = lambda params, batch, key=None: _start(nnx.merge(graphdef, params), batch, key, config)
-  return jax.jit(start), jax.jit(advance)
 
 
 def likelihoods(model: ModelProtocol, batch: Batch) -> tuple[jax.Array, jax.Array]:

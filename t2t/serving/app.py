@@ -23,7 +23,7 @@ from t2t import UserError
 from t2t.serving import admission, connection, html_page, openai_api, openapi, request_schema, routes
 from t2t.serving.routes import Endpoint, Event, Service
 
-MAX_REQUESTS = 32  # concurrent requests, in 32 of Starlette's 40 threads; all but one wait for the model
+MAX_REQUESTS = 32  # concurrent requests, in 32 of Starlette's 40 threads
 # Seconds for pending answers at shutdown, and then for their final errors.
 END_SECONDS, CUT_SECONDS = 10.0, 3.0
 _LINGER_BYTES = 64_000_000  # of the rest of a refused request

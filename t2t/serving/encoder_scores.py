@@ -1,7 +1,6 @@
 """Scores of texts with a served encoder: the part of `engine.Ready` that scoring and `echo` need."""
 
 from collections.abc import Mapping, Sequence
-import threading
 
 import jax
 
@@ -9,7 +8,7 @@ from t2t.checkpoints import pretrained
 from t2t.inference import adapter_routing, prompt_builder, text_scores, token_logprobs
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
-from t2t.serving import engine
+from t2t.serving import engine, routes
 
 
 class EncoderScores:
@@ -24,7 +23,7 @@ class EncoderScores:
 
   ends_prompts, reads_causally = False, True  # every token of a text has a log-probability
 
-  def __init__(self, source: pretrained.Source, params: Params, mesh: jax.sharding.Mesh, device: threading.Lock):
+  def __init__(self, source: pretrained.Source, params: Params, mesh: jax.sharding.Mesh, device: routes.Turns):
     from t2t.data import vocabularies
     from t2t.data.vocabularies import continuation
 

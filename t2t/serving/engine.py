@@ -1,9 +1,9 @@
 """Engine of a served generative model: parameters and compiled programs, reused between requests."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-import threading
+import time
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from t2t.inference import (
   token_logprobs,
 )
 from t2t.models.config import TransformerConfig
-from t2t.serving import attention_maps
+from t2t.serving import attention_maps, routes, slots
 
 MAX_LENGTH = 1_024  # maximum new tokens; determines memory on the device
 _LONGEST_TEXT = 2_048  # maximum tokens of a scored text without learned positions; attention is quadratic in them
@@ -47,6 +47,49 @@ class PartialText:
   tokens: list[int]
   ended: bool
   score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningRequest:
+  """Texts of one request that are being generated.
+
+  device: lock of the device.
+  group: rows of the texts.
+  texts: in the order of their numbers.
+  """
+
+  device: routes.Turns
+  group: slots.Slots
+  texts: Sequence[slots.RunningText]
+
+  def rows(self) -> Iterator[list[PartialText]]:
+    """Yields the texts whenever they have further tokens, until all are complete; while other requests hold the
+    device, yields the same texts again. Closing the iterator ends the texts.
+    """
+    seen, rows = 0, []
+    try:
+      while True:
+        for _ in routes.waiting(self.device):
+          if rows:
+            yield rows
+        try:
+          if self._number() == seen:
+            self.group.advance()  # other requests may already have done it
+          if error := next((text.error for text in self.texts if text.error), None):
+            raise error
+          seen, rows = self._number(), [PartialText(list(text.tokens), text.ended, text.score) for text in self.texts]
+          are_complete = all(text.is_complete for text in self.texts)
+        finally:
+          self.device.release()
+        yield rows
+        if are_complete:
+          return
+    finally:
+      for text in self.texts:
+        text.left = True
+
+  def _number(self) -> int:
+    return sum(len(text.tokens) + text.ended for text in self.texts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +137,7 @@ class Ready:
     from t2t.data import vocabularies
     from t2t.data.vocabularies import continuation
 
-    self.source, self.device = source, threading.Lock()
+    self.source, self.device = source, routes.Turns()
     self._mesh = make_mesh(tensor)
     self.vocabulary = pretrained.vocabulary(source)
     self._framing = prompt_features.framing(self.vocabulary, causal=pretrained.reads_causally(source))
@@ -134,10 +177,11 @@ class Ready:
     self._continuation = functools.partial(continuation.decode_continuation, self.vocabulary)
     self._continuation_texts = functools.partial(continuation.continuation_texts, self.vocabulary)
     # One program per choice of options; the least recently used are freed.
-    self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
+    self._programs = functools.lru_cache(maxsize=16)(self._make_programs)
     self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
     self._scorer, self._maps = functools.cache(self._make_scorer), functools.cache(self._make_maps)
     self._compiled: set[tuple] = set()
+    self._groups: dict[tuple[str, decoding.DecodeConfig, int], slots.Slots] = {}
 
   @property
   def names(self) -> list[str]:
@@ -224,39 +268,60 @@ class Ready:
     beams = self._beams(config, self._alike[name])
     return beams.generate(self.params[name], [prompt])[0], config.max_length
 
-  def write(
+  def enter(
     self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, seed: int, numbers: Sequence[int]
-  ) -> Iterator[list[PartialText]]:
-    """Yields the texts after each token, one for each of `numbers`, which select the samples; the last texts are
-    complete.
+  ) -> Generator[routes.Event, None, RunningRequest]:
+    """Begins texts, one for each of `numbers`, which select the samples; yields states while they wait.
+
+    Callers must not hold `device`. Texts of several requests are generated together, see `slots`.
+
+    Raises:
+      Busy: they waited too long.
     """
-    limit = self.room(config.max_length)
-    begin, advance = self._stream(self._streamed(config), self._alike[name])
-    params = self.params[name]
-    with jax.set_mesh(self._mesh):
-      keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.array(numbers, np.uint32))
-      carry = begin(params, self._features(prompt, len(numbers)), keys)
-    while True:
-      with jax.set_mesh(self._mesh):
-        carry = advance(params, carry)
-        tokens, position, scores = jax.device_get((carry.tokens, carry.position, carry.scores))
-      rows = [
-        self._row(row_tokens[:position].tolist(), float(score))
-        for row_tokens, score in zip(tokens, scores, strict=True)
-      ]
-      yield rows
-      if position == limit or all(row.ended for row in rows):
-        return
+    until = told = time.monotonic()
+    until += routes.LONGEST_WAIT
+    texts = [slots.RunningText(self.room(config.max_length)) for _ in numbers]
+    writing: RunningRequest | None = None
+    try:
+      while True:
+        yield from routes.waiting(self.device)
+        try:
+          if writing is None:
+            writing = RunningRequest(self.device, self._slots(config, name, self._width(prompt)), texts)
+            writing.group.line_up(texts)
+          rows = writing.group.size_with(len(texts))
+          program = (self._alike[name], self._streamed(config), self._width(prompt), rows)
+          if rows and program not in self._compiled:
+            yield {"state": "compiling"}
+          if writing.group.enter(texts, self._features(prompt), self._keys(seed, numbers)):
+            self._compiled.add(program)
+            return writing
+          writing.group.advance()  # so that rows become free
+        finally:
+          self.device.release()
+        if time.monotonic() > until:
+          raise routes.busy()
+        if time.monotonic() > told + 1.0:
+          yield {"state": "waiting"}
+          told = time.monotonic()
+    except BaseException:
+      for text in texts:
+        text.left = True
+      raise
 
-  def _row(self, written: list[int], score: float) -> PartialText:
-    end = written.index(self._framing.eos_id) if self._framing.eos_id in written else len(written)
-    return PartialText(written[:end], end < len(written), score)
+  def _keys(self, seed: int, numbers: Sequence[int]) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.array(numbers, np.uint32))
 
-  def is_new(self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, rows: int = 1) -> bool:
-    """Returns True if generating this needs compilation, and records it as compiled."""
-    searches = config.num_beams > 1
-    config = self._within(config, self.room(config.max_length)) if searches else self._streamed(config)
-    program = (self._alike[name], config, self._width(prompt), rows)
+  def _slots(self, config: decoding.DecodeConfig, name: str, width: int) -> slots.Slots:
+    key = (name, self._streamed(config), width)
+    self._groups = {other: group for other, group in self._groups.items() if group.is_used}
+    if key not in self._groups:
+      self._groups[key] = slots.Slots(self._programs(key[1], self._alike[name]), self.params[name], self._mesh)
+    return self._groups[key]
+
+  def is_new(self, prompt: list[int], config: decoding.DecodeConfig, name: str) -> bool:
+    """Returns True if this beam search needs compilation, and records it as compiled."""
+    program = (self._alike[name], self._within(config, self.room(config.max_length)), self._width(prompt), 0)
     is_new = program not in self._compiled
     self._compiled.add(program)
     return is_new
@@ -272,14 +337,13 @@ class Ready:
     options = dict(decode=config, batch_size=1, max_inputs=self.max_inputs)
     return predictor.Predictor(model.config, model.graphdef, self._mesh, self._framing, **options)
 
-  def _make_stream(self, config: decoding.DecodeConfig, name: str) -> tuple[Callable, Callable]:
-    model = self._models[name]
-    return decoding.make_stream(model.graphdef, model.config, config, eos_id=self._framing.eos_id, tokens_per_call=1)
+  def _make_programs(self, config: decoding.DecodeConfig, name: str) -> slots.Programs:
+    return slots.Programs(self._models[name], config, eos_id=self._framing.eos_id)
 
-  def _features(self, prompt: list[int], rows: int) -> Mapping[str, np.ndarray]:
+  def _features(self, prompt: list[int]) -> Mapping[str, np.ndarray]:
     architecture = self.source.model.architecture
     return prompt_features.prompt_features(
-      [prompt] * rows, self._width(prompt), architecture=architecture, framing=self._framing
+      [prompt], self._width(prompt), architecture=architecture, framing=self._framing
     )
 
   # ---- Analysis ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import pathlib
-import threading
 from typing import Any
 
 import jax
@@ -65,7 +64,7 @@ class Asker:
     of_all = multi_adapter.load(source, self._adapters, mesh)
     self._base = of_all[adapter_routing.BASE]
     self._params = of_all if adapters else self._base
-    self._device, self._widths = threading.Lock(), set()
+    self._device, self._widths = routes.Turns(), set()
     self._mesh, self._vocabulary = mesh, pretrained.vocabulary(source)
     self._token_texts = vocabularies.token_texts(self._vocabulary)
     self._maps = functools.cache(self._make_maps)

@@ -1,7 +1,9 @@
 """`POST /v1/completions`: an OpenAI-compatible endpoint."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
+import functools
 import itertools
 import secrets
 import time
@@ -15,7 +17,7 @@ from t2t.serving import encoder_scores, engine, request_schema, routes, scoring
 from t2t.serving.routes import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
-_MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of one request, during which all others wait
+_MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of one request
 _LENGTH = 16  # OpenAI's default of max_tokens
 
 
@@ -320,30 +322,38 @@ class Completions:
 
   def answer(self, request: Request) -> Iterator[Event]:
     """Yields states while waiting and generating; the answer comes last, or in pieces if streamed."""
+    head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
+    head |= {"model": request.model}
+    choices: list[dict[str, Any]] = []
+    written = 0
+    echoed = itertools.repeat(None)
+    if request.only_reads:
+      echoed = yield from self._alone(lambda: self._echoed(request))
+    for number, (prompt, known) in enumerate(zip(request.prompts, echoed, strict=False)):
+      numbers = range(number * request.n, (number + 1) * request.n)
+      if known is None:
+        rows = yield from self._write(prompt, request, numbers, head)
+        told = [None] * len(rows)
+        if request.logprobs is not None:
+          told = yield from self._alone(functools.partial(self._told, prompt, request, rows))
+      else:
+        rows, told = ([each] * request.n for each in known)
+      for index, row, odds in zip(numbers, rows, told, strict=True):
+        choice, tokens = self._choice(prompt, request, row, odds)
+        choices.append(choice | {"index": index})
+        written += tokens
+    read = sum(len(prompt.ids) for prompt in request.prompts)
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    if not request.stream:
+      yield head | {"choices": choices, "usage": usage}
+    elif request.include_usage:
+      yield head | {"choices": [], "usage": usage}
+
+  def _alone(self, compute: Callable[[], Any]) -> Generator[Event, None, Any]:
+    """Returns the result of a computation that holds the device; yields states while it waits."""
     yield from routes.waiting(self._ready.device)
     try:
-      head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
-      head |= {"model": request.model}
-      choices: list[dict[str, Any]] = []
-      written = 0
-      echoed = self._echoed(request) if request.only_reads else itertools.repeat(None)
-      for number, (prompt, known) in enumerate(zip(request.prompts, echoed, strict=False)):
-        numbers = range(number * request.n, (number + 1) * request.n)
-        if known is None:
-          rows = yield from self._write(prompt, request, numbers, head)
-          told = self._told(prompt, request, rows)
-        else:
-          rows, told = ([each] * request.n for each in known)
-        for index, row, odds in zip(numbers, rows, told, strict=True):
-          choice, tokens = self._choice(prompt, request, row, odds)
-          choices.append(choice | {"index": index})
-          written += tokens
-      read = sum(len(prompt.ids) for prompt in request.prompts)
-      usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-      if not request.stream:
-        yield head | {"choices": choices, "usage": usage}
-      elif request.include_usage:
-        yield head | {"choices": [], "usage": usage}
+      return compute()
     finally:
       self._ready.device.release()
 
@@ -355,19 +365,22 @@ class Completions:
     stopped: dict[int, engine.PartialText] = {}
     sent = ["" for _ in numbers]
     options = {"seed": request.seed, "numbers": numbers}
-    for rows in self._ready.write(prompt.tokens, request.decode, request.adapter, **options):
-      yield {"state": "writing"}
-      for index, row in enumerate(rows):
-        if index in stopped:
-          continue
-        text = self._ready.continued(prompt, row.tokens)
-        if row.ended or _cut(text, request.stop) is not None:
-          stopped[index] = row
-        if request.stream:
-          last = index in stopped or len(row.tokens) == self._ready.room(request.decode.max_length)
-          yield from self._piece(text, row, request, sent, index, numbers[index], head, last=last)
-      if len(stopped) == len(rows):
-        break
+    writing = yield from self._ready.enter(prompt.tokens, request.decode, request.adapter, **options)
+    with contextlib.closing(writing.rows()) as partial_rows:
+      for rows in partial_rows:
+        yield {"state": "writing"}
+        for index, row in enumerate(rows):
+          if index in stopped:
+            continue
+          text = self._ready.continued(prompt, row.tokens)
+          complete = row.ended or len(row.tokens) == writing.texts[index].limit
+          if complete or _cut(text, request.stop) is not None:
+            stopped[index] = row
+            writing.texts[index].left = True
+          if request.stream:
+            yield from self._piece(text, row, request, sent, index, numbers[index], head, last=index in stopped)
+        if len(stopped) == len(rows):
+          break
     return [stopped.get(index, row) for index, row in enumerate(rows)]
 
   def _piece(
@@ -419,10 +432,8 @@ class Completions:
 
   def _told(
     self, prompt: engine.Prompt, request: Request, rows: list[engine.PartialText]
-  ) -> Sequence[token_logprobs.Likelihoods | None]:
+  ) -> Sequence[token_logprobs.Likelihoods]:
     """Returns the log-probabilities of the tokens of each text, EOS included; with `echo` also those of the prompt."""
-    if request.logprobs is None:
-      return [None] * len(rows)
     before = prompt.tokens if request.echo else []
     texts = [engine.PartialText([*before, *row.tokens], row.ended, row.score) for row in rows]
     return [

@@ -1,6 +1,8 @@
 """Endpoints of the server: parsing, answering and schemas of requests."""
 
+import collections
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
 import threading
 import time
@@ -8,7 +10,7 @@ from typing import Any, Protocol
 
 from t2t import UserError
 
-_LONGEST_WAIT = 300.0  # seconds until a pending request gives up
+LONGEST_WAIT = 300.0  # seconds until a pending request gives up
 
 Event = dict[str, Any]
 
@@ -39,7 +41,7 @@ class Endpoint:
 
 
 class Service(Protocol):
-  """A model that answers one request at a time."""
+  """A model that answers requests."""
 
   def about(self) -> Mapping[str, Any]:
     """Returns the facts that the page shows, and the features of the model."""
@@ -56,13 +58,66 @@ class Busy(UserError):
   """An error of requests that should be retried later."""
 
 
-def waiting(device: threading.Lock) -> Iterator[Event]:
+class Turns:
+  """Lock whose holders take turns in the order in which they asked; a thread may release what another acquired."""
+
+  def __init__(self):
+    self._lock, self._line, self._held = threading.Lock(), collections.deque[threading.Event](), False
+
+  def ask(self) -> threading.Event:
+    """Joins the line; the event is set as soon as the lock is held."""
+    turn = threading.Event()
+    with self._lock:
+      if self._held:
+        self._line.append(turn)
+      else:
+        self._held = True
+        turn.set()
+    return turn
+
+  def give_up(self, turn: threading.Event) -> None:
+    """Leaves the line, or releases the lock if it was this turn's."""
+    with self._lock:
+      if not turn.is_set():
+        self._line.remove(turn)
+        return
+    self.release()
+
+  def release(self) -> None:
+    """Passes the lock on to the next in line."""
+    with self._lock:
+      if self._line:
+        self._line.popleft().set()
+      else:
+        self._held = False
+
+  @contextlib.contextmanager
+  def held(self) -> Iterator[None]:
+    """Holds the lock until the end of the block."""
+    turn = self.ask()
+    turn.wait()
+    try:
+      yield
+    finally:
+      self.release()
+
+
+def waiting(device: Turns) -> Iterator[Event]:
   """Acquires the lock; meanwhile yields events regularly, so that a disconnected client is noticed."""
-  until = time.monotonic() + _LONGEST_WAIT
-  while not device.acquire(timeout=1.0):
-    yield {"state": "waiting"}
-    if time.monotonic() > until:
-      raise Busy(f"the model was busy for {_LONGEST_WAIT:.0f} s; retry later")
+  until, turn = time.monotonic() + LONGEST_WAIT, device.ask()
+  try:
+    while not turn.wait(timeout=1.0):
+      yield {"state": "waiting"}
+      if time.monotonic() > until:
+        raise busy()
+  except BaseException:
+    device.give_up(turn)
+    raise
+
+
+def busy() -> Busy:
+  """Returns the error of a request that waited too long."""
+  return Busy(f"the model was busy for {LONGEST_WAIT:.0f} s; retry later")
 
 
 def number(least: float | None = None) -> dict[str, Any]:

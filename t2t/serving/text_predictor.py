@@ -1,6 +1,7 @@
 """Service of `t2t infer --server` for generative models: texts, token probabilities and attention maps."""
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import math
 import time
@@ -220,20 +221,20 @@ class WritingService:
     {"state": "compiling"}, {"state": "searching"} and {"prediction": text, "tokens": number,
     "tokens_per_second": ...}.
     """
-    yield from routes.waiting(self._ready.device)
-    try:
-      prompt, cut = self._ready.prompts[request.adapter](request.inputs)
-      if cut:
-        yield {"cut": cut}
-      yield from (self._search if request.decode.num_beams > 1 else self._write)(prompt, request)
-    finally:
-      self._ready.device.release()
+    prompt, cut = self._ready.prompts[request.adapter](request.inputs)
+    if cut:
+      yield {"cut": cut}
+    yield from (self._search if request.decode.num_beams > 1 else self._write)(prompt, request)
 
   def _search(self, prompt: list[int], request: WritingRequest) -> Iterator[Event]:
-    seen = not self._ready.is_new(prompt, request.decode, request.adapter)
-    yield {"state": "searching" if seen else "compiling"}
-    start = time.monotonic()
-    generation, limit = self._ready.search(prompt, request.decode, request.adapter)
+    yield from routes.waiting(self._ready.device)
+    try:
+      seen = not self._ready.is_new(prompt, request.decode, request.adapter)
+      yield {"state": "searching" if seen else "compiling"}
+      start = time.monotonic()
+      generation, limit = self._ready.search(prompt, request.decode, request.adapter)
+    finally:
+      self._ready.device.release()
     answer_fields = prompt_builder.answer(generation, self._ready.vocabulary)
     rows = [
       engine.PartialText(tokens, len(tokens) < limit, score)
@@ -246,20 +247,22 @@ class WritingService:
     yield answer_fields | speed | {"tokens": number, "ended": rows[0].ended}
 
   def _write(self, prompt: list[int], request: WritingRequest) -> Iterator[Event]:
-    if self._ready.is_new(prompt, request.decode, request.adapter, rows=request.n):
-      yield {"state": "compiling"}
-    written = self._ready.write(prompt, request.decode, request.adapter, seed=request.seed, numbers=range(request.n))
-    limit, first = self._ready.room(request.decode.max_length), None
-    for number, rows in enumerate(written, 1):
-      event = _event(self._ready.decode(rows[0].tokens), min(number, len(rows[0].tokens) + rows[0].ended))
-      if first is None:
-        first = time.monotonic()  # excludes the prompt and compilation
-      else:
-        event["tokens_per_second"] = (number - 1) * len(rows) / (time.monotonic() - first)
-      if number == limit or all(row.ended for row in rows):
-        break
-      # Drops an incomplete multi-byte character.
-      yield event | {"prediction": event["prediction"].rstrip("\ufffd")}
+    writing = yield from self._ready.enter(
+      prompt, request.decode, request.adapter, seed=request.seed, numbers=range(request.n)
+    )
+    first, before, event, rows = None, 0, {}, []
+    with contextlib.closing(writing.rows()) as written:
+      for rows in written:
+        number = sum(len(row.tokens) + row.ended for row in rows)
+        event = _event(self._ready.decode(rows[0].tokens), len(rows[0].tokens) + rows[0].ended)
+        if first is None:
+          first, before = time.monotonic(), number  # excludes the prompt and compilation
+        else:
+          event["tokens_per_second"] = (number - before) / (time.monotonic() - first)
+        if all(text.is_complete for text in writing.texts):
+          break
+        # Drops an incomplete multi-byte character.
+        yield event | {"prediction": event["prediction"].rstrip("\ufffd")}
     texts = [_event(self._ready.decode(row.tokens), len(row.tokens) + row.ended) for row in rows]
     for text, row in zip(texts, rows, strict=True):
       text |= {"score": prompt_builder.rounded(row.score), "ended": row.ended}
@@ -272,10 +275,13 @@ class WritingService:
     """Adds token probabilities to each text, if requested."""
     if not request.token_probabilities:
       return
-    yield {"state": "telling"}
-    for text, (ids, token_likelihoods) in zip(
-      texts, self._ready.text_likelihoods(prompt, rows, request.adapter), strict=True
-    ):
+    yield from routes.waiting(self._ready.device)
+    try:
+      yield {"state": "telling"}
+      likelihoods = self._ready.text_likelihoods(prompt, rows, request.adapter)
+    finally:
+      self._ready.device.release()
+    for text, (ids, token_likelihoods) in zip(texts, likelihoods, strict=True):
       text["token_probabilities"] = self._of_tokens(ids, token_likelihoods)
 
   def _of_tokens(self, ids: list[int], token_likelihoods: token_logprobs.Likelihoods) -> list[dict[str, Any]]:

@@ -89,17 +89,12 @@ def test_an_encoder_generates(unmasking):
   assert all(FRAMING.mask_id not in each.tokens[0] for each in found)
 
 
-def test_a_decoder_checks_lengths_and_streams(unmasking):
-  """The predictor calls the decoder's own check; decoders that do not generate from left to right cannot stream."""
+def test_a_decoder_checks_lengths(unmasking):
+  """The predictor calls the decoder's own check."""
   config = encoder()
   graphdef, _ = toy.split(toy.model(config, seed=1))
   with pytest.raises(UserError, match="max_length=9: at most 8 positions are unmasked"):
     make_predictor(config, graphdef, max_length=9)
-  with pytest.raises(
-    UserError,
-    match="config.model.decoder=unmasking cannot stream, because this decoder does not generate from left to right",
-  ):
-    decoding.make_stream(graphdef, config, decoding.DecodeConfig(4), eos_id=1, tokens_per_call=1)
 
 
 def test_unknown_decoders_are_refused():

@@ -379,30 +379,6 @@ def test_drawn_texts_have_the_likelihood_that_the_model_gives_them():
   np.testing.assert_allclose(found.scores[:, 0], log_likelihood(model, forced(batch, found.tokens[:, 0])), atol=1e-4)
 
 
-# ---- Streams ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_from(1)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_stream_writes_what_decode_writes(temperature):
-  """Calls of three tokens give the same text; after the end nothing changes."""
-  model, batch = example()
-  config, key = DecodeConfig(LENGTH, temperature=temperature), jax.random.key(5)
-  expected = decode(model, batch, toy.EOS, key, config=config)
-  graphdef, params = toy.split(model)
-  start, advance = decoding.make_stream(graphdef, model.config, config, eos_id=toy.EOS, tokens_per_call=3)
-  stream, lengths = start(params, batch, key), []
-  while int(stream.position) < LENGTH and not np.all(stream.done):
-    before, stream = stream, advance(params, stream)
-    lengths.append(int(stream.position))
-    np.testing.assert_array_equal(stream.tokens[:, : before.position], before.tokens[:, : before.position])
-  assert lengths == [3, 6, 7]
-  np.testing.assert_array_equal(stream.tokens, expected.tokens[:, 0])
-  np.testing.assert_allclose(stream.scores, expected.scores[:, 0], atol=1e-5)
-  np.testing.assert_array_equal(advance(params, stream).tokens, stream.tokens)
-
-
 # ---- Meshes ----------------------------------------------------------------------------------------------------------
 
 
@@ -479,16 +455,8 @@ def test_bad_options_are_refused(options, message):
     DecodeConfig(**(dict(max_length=4) | options))
 
 
-def test_what_cannot_be_streamed_or_drawn_is_refused():
-  """Beam search cannot stream; sampling needs a key."""
+def test_sampling_without_a_key_is_refused():
   model, batch = example()
-  graphdef, _ = toy.split(model)
-  with pytest.raises(
-    UserError, match="num_beams=4: beam search cannot stream, because its result is known only at the end"
-  ):
-    decoding.make_stream(graphdef, model.config, BEAMS, eos_id=1, tokens_per_call=1)
-  with pytest.raises(UserError, match="tokens_per_call=0"):
-    decoding.make_stream(graphdef, model.config, FREE, eos_id=1, tokens_per_call=0)
   with pytest.raises(UserError, match="temperature=1.0: sampling needs a random key"):
     decode(model, batch, toy.EOS, config=DecodeConfig(2, temperature=1.0))
 

@@ -1,6 +1,7 @@
 """Server and page: streams, errors and access."""
 
 import base64
+import concurrent.futures
 import functools
 import hashlib
 import html.parser
@@ -16,7 +17,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.inference import decoding, prompt_builder
-from t2t.serving import engine, html_page, server, text_predictor
+from t2t.serving import engine, html_page, server, slots, text_predictor
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -97,6 +98,24 @@ def test_a_body_that_is_not_read_is_named(headers, status, message, port):
     client.shutdown(socket.SHUT_WR)
     answer = b"".join(iter(lambda: client.recv(65_536), b"")).decode()
   assert answer.startswith(f"HTTP/1.1 {status} ") and message in answer
+
+
+@pytest.mark.slow
+def test_requests_that_come_together_share_steps(port, monkeypatch):
+  """Seven clients, of which one leaves, get the texts of one after another, with fewer steps than tokens."""
+  bodies = [{"inputs": f"dog {number}", "max_length": 20 + number, "min_length": 20} for number in range(6)]
+  expected = [events(port, **body)[-1] for body in bodies]
+  steps, advance = [], slots.Slots.advance
+  monkeypatch.setattr(slots.Slots, "advance", lambda group: (steps.append(group.size), advance(group)))
+  content = json.dumps(bodies[0] | {"max_length": 60}).encode()
+  head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+  with socket.create_connection(("127.0.0.1", port), timeout=60) as leaves:
+    leaves.sendall(head % len(content) + content)
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+      found = list(pool.map(lambda body: events(port, **body)[-1], bodies))
+  for one, other in zip(found, expected, strict=True):
+    assert one["prediction"] == other["prediction"] and one["score"] == pytest.approx(other["score"], rel=1e-4)
+  assert max(steps) > 1 and len(steps) < sum(one["tokens"] for one in found)
 
 
 # ---- Texts -----------------------------------------------------------------------------------------------------------

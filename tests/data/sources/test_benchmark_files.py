@@ -384,7 +384,9 @@ def test_files_that_are_not_there(tmp_path):
   with pytest.raises(UserError, match=r"config\.data\.benchmark_dirs\.superglue=/no/such: no such folder"):
     source("cb", "/no/such").file("train")
   write(tmp_path / "COPA" / "val.jsonl", "")
-  with pytest.raises(UserError, match=r"has no folder 'CB' for super_glue_cb \(found: COPA\)\. .*mixture=super_glue_copa "):
+  with pytest.raises(
+    UserError, match=r"has no folder 'CB' for super_glue_cb \(found: COPA\)\. .*mixture=super_glue_copa "
+  ):
     source("cb", tmp_path).file("train")
   with pytest.raises(
     UserError,
