@@ -135,7 +135,7 @@ class DataConfig:
     0.0, "epochs of a source or task after which the run warns once about repetition; 0: no warning"
   )
   vocabulary: str = key(
-    "", '"bytes", docs-SIZE, or a file or folder of SentencePiece, WordPiece or BPE; empty: vocabulary of the task'
+    "", '"bytes", docs-SIZE, or a file or folder of `t2t vocab`, SentencePiece, WordPiece or BPE; empty: the task\'s'
   )
   extra_ids: int = key(100, "sentinel tokens added after the vocabulary")
   special_tokens: bool = key(

@@ -256,7 +256,7 @@ def notes(counts: Counts) -> list[str]:
     )
   share = counts.unknown / max(counts.tokens, 1)
   if share:
-    advice = ". The vocabulary lacks part of this text. Set config.data.vocabulary to another vocabulary."
+    advice = ". The vocabulary lacks part of this text; another config.data.vocabulary may have it."
     sentences.append(
       f"{counts.task}: {_percent(share)} of the tokens of {counts.read} are unknown"
       + (advice if share > _MANY_UNKNOWN else "")

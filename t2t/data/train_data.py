@@ -12,7 +12,7 @@ import jax
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, feature_spec
+from t2t import UserError, did_you_mean, feature_spec
 from t2t.configuration import stages
 from t2t.configuration.schema import INTERVALS, Config
 from t2t.data import (
@@ -143,8 +143,11 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
 
   tasks, reads = task_resolution.tasks_of(pipeline.adapted(data, provider)), config.train.head_reads
   needed_heads = head_examples.heads_of(tasks, model, pipeline.vocabulary(data), reads=reads)
-  # Other heads with answers would not be asked.
   other_heads = (head for head in model.heads if head.kind not in ASKED_HEADS)
+  names = [head.name for head in needed_heads]
+  if unasked := [head.name for head in model.heads if head.kind in ASKED_HEADS and head.name not in names]:
+    left_out = f"config.model.heads: no task of this run uses {', '.join(unasked)}; left out. Heads of the tasks: "
+    hosts.log_once(f"{left_out}{', '.join(names)}{did_you_mean(unasked[0], names)}")
   return config.with_(model={"heads": (*other_heads, *needed_heads)})
 
 

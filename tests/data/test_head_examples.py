@@ -165,6 +165,16 @@ def test_a_task_says_which_head_it_needs():
   assert head == HeadConfig("sure", 2, "class", LABELS, reads="mean")
 
 
+def test_a_given_head_that_reads_the_first_token_is_named(capsys):
+  """Without [CLS] the first token of a text says little of it; a head with "reads" is as given."""
+  model = dataclasses.replace(BERT_LIKE, heads=(HeadConfig("sure", 2, labels=LABELS),))
+  assert head_examples.heads_of([task()], model, BYTES)[0].reads == ""
+  assert "sure reads the first token, and the vocabulary has no [CLS]" in capsys.readouterr().err
+  model = dataclasses.replace(BERT_LIKE, heads=(HeadConfig("sure", 2, labels=LABELS, reads="mean"),))
+  assert head_examples.heads_of([task()], model, BYTES)[0].reads == "mean"
+  assert not capsys.readouterr().err
+
+
 def test_what_a_class_head_reads():
   """Examples have the framed parts, the label where the head reads, the text and the record's fields."""
   first, second, third = examples(task(), HeadConfig("sure", 2, labels=LABELS, reads="first"))

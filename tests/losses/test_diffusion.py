@@ -277,7 +277,7 @@ def test_each_block_has_a_level_and_masks_of_it():
   assert np.abs(np.corrcoef(residuals.T) - np.eye(4)).max() < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_block_is_masked_diffusion():
   """With the same draws, bit for bit in levels and masks, and with the same loss in training and held out."""
   batch = encoder_batch(text_rows(8))

@@ -78,7 +78,7 @@ def test_both_are_trained_and_each_parameter_counts():
   assert set(metrics) == {"loss", "accuracy", "generator_loss", "generator_accuracy", "replaced"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_shared_table_has_only_the_generators_gradient():
   """Gradient-disentangled sharing (He et al. 2023): the discriminator adds a difference, which starts at 0."""
   loss, batch = loss_of(mask_decoder=True), batch_of()

@@ -47,7 +47,7 @@ def test_the_token_after_each_token():
   assert targets.tolist() == [[6, 7, 8, 0, 0]] and weights.tolist() == [[1, 0, 1, 0, 0]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_term_has_its_own_denominator():
   """The head's is its loss alone; the term lm is the mean cross-entropy of next tokens; packing changes neither."""
   config = toy.decoder(heads=HEADS)

@@ -87,7 +87,7 @@ def check_bits(kind, *, loss="cross_entropy", base=BASE, heads=(), **settings):
   assert any(np.any(x) for x in jax.tree.leaves(found)) and any("soft_targets" in name for name in metrics)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whole_logits_give_the_loss_and_gradients_of_the_teacher_to_the_bit():
   """Masked tokens and classes of a text, in several chunks."""
   check_bits("bert", loss="tokens_and_heads", heads=(HEAD,))

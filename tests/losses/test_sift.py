@@ -125,7 +125,7 @@ def test_the_perturbation_is_added_to_normalized_embeddings():
   np.testing.assert_allclose(change(), 100.0 * first, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_search_is_gradient_ascent():
   """Noise of bounded size, plus each token's gradient over its largest component, once for each step."""
   loss, graphdef, params, batch = case(settings=dataclasses.replace(SETTINGS, steps=2))
@@ -151,7 +151,7 @@ def test_the_search_is_gradient_ascent():
   assert float(total(found)) > start
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_neither_the_perturbation_nor_the_targets_are_differentiated():
   """The gradient is that of the formula with the perturbation and both targets as constants, and noise-free tables."""
   loss, graphdef, params, batch = case(heads=HEADS[:1])
@@ -185,7 +185,7 @@ def test_neither_the_perturbation_nor_the_targets_are_differentiated():
   toy.assert_trees_close(jax.jit(jax.grad(trained))(params), jax.jit(jax.grad(formula))(params), atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_noise_it_is_the_loss_of_heads():
   """The gradient of a model without dropout is that of the plain loss; evaluation has no perturbation at all."""
   loss, graphdef, params, batch = case(settings=sift.SiftConfig(init_perturbation=0.0, step_size=0.0))

@@ -218,8 +218,7 @@ WAYS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_from(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("share_layers", [False, True])
 def test_scan_equals_loop_and_remat_equals_none(share_layers, monkeypatch):
   """Terms, metrics and gradients, dropout included."""

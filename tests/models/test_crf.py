@@ -179,7 +179,7 @@ def of_head(kind, **fields):
   return value, metrics["accuracy"].value(), gradient, params, graphdef, batch
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_transitions_it_is_a_softmax_of_each_word():
   """Transitions begin at 0: loss, accuracy and all gradients equal a tag head's, and transitions have gradients."""
   loss, accuracy, gradient, params, graphdef, batch = of_head("crf")

@@ -43,7 +43,7 @@ def test_targets_read_inputs_as_if_both_were_one_sequence():
   np.testing.assert_array_equal(cached[:, :, :5], keys)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_layers_of_a_model_use_them():
   """With the same parameters, logits differ from those of a model without rotary cross-attention."""
   batch = toy.batch()

@@ -87,7 +87,7 @@ def test_heads_have_the_width_of_the_side_that_they_read(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_from(3)
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("section", ["lora", "prefix", "prompt", "ia3", "houlsby", "pfeiffer", "pals"])
 def test_adapters_fit_each_stack(section):
   """An adapted model computes, and each parameter of the adapter that is not zero at first has a gradient."""

@@ -52,7 +52,7 @@ SCHEMES = {
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_from(2)
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_parts_with_a_memory_equal_one_long_row(scheme):
   """With any relative positions, if the memory holds all earlier parts."""

@@ -147,7 +147,7 @@ def test_right_drafts_save_calls():
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_from(3)
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("positions", [name for name in POSITIONS if name != "none"])
 def test_several_tokens_at_once_equal_a_forward_pass(positions):
   """With every position scheme, for rows whose prompts have different lengths."""

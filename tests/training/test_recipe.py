@@ -43,6 +43,16 @@ def test_epochs_pass_over_what_is_learned(config):
   assert train_data.resolved(epochs(config, 0.0, steps=7)).train.steps == 7
 
 
+def test_a_head_that_no_task_uses_is_named(config, capsys):
+  """It is left out, and the log has the nearest head of a task."""
+  heads = (HeadConfig("sur", 2), HeadConfig("sure", 2, layers="mix", reads="mean"))
+  found = train_data.resolved(epochs(config, 1.0).with_(model={"heads": heads}))
+  assert [(head.name, head.layers) for head in found.model.heads] == [("sure", "mix")]
+  assert (
+    "no task of this run uses sur; left out. Heads of the tasks: sure; did you mean sure?" in capsys.readouterr().err
+  )
+
+
 def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
   """A multiple of 128 in the resolved config; an explicit number stays."""
   found = train_data.resolved(config.with_(model={"vocab_size": 0}))

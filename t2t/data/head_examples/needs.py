@@ -15,6 +15,7 @@ from t2t.data.sources import bad_records, named
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.models.head_config import HeadConfig
+from t2t.runtime import hosts
 
 _ANY_LENGTH = 512  # tokens
 # Steps that prepare text for generative models; the head feature converter replaces them.
@@ -154,6 +155,11 @@ def heads_of(
     head = HeadConfig(*(need.head, need.number, need.kind, need.labels), **fields)
     model_head = _head_of_name(need, model.heads)
     if model_head is not None:
+      if head.reads == "mean" and not model_head.reads and need.kind in _OF_TEXTS:
+        hosts.log_once(
+          f"config.model.heads: {model_head.name} reads the first token, and the vocabulary has no [CLS]. A head that "
+          'reads all tokens has "reads": "mean".'
+        )
       head = _checked(model_head, need, task.name)
     earlier_head, name = heads_by_name.get(head.name, (head, task.name))
     # In a mixture, a head may answer "no answer" if questions of one of its tasks may have none.

@@ -132,7 +132,7 @@ def check(vocabulary: Vocabulary, model_vocab_size: int) -> None:
     raise UserError(
       f"config.model.vocab_size={model_vocab_size} is too small: the vocabulary's largest id is"
       f" {vocabulary.vocab_size - 1} ({vocabulary.extra_ids} sentinels included);"
-      f" set config.model.vocab_size={fits}"
+      f" set config.model.vocab_size={fits}, or 0 for the size of the vocabulary"
     )
 
 

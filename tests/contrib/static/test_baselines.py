@@ -173,7 +173,7 @@ def expected_of(task, train, targets):
   return {"accuracy": accuracy}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_task_of_glue(folder):
   """The metrics are those of counts of the labels as written; the checkpoint only gives the vocabulary."""
   labels, options = data(folder, "glue")
