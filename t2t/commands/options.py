@@ -162,8 +162,7 @@ def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[st
 def parse_with_checkpoint(
   parser: argparse.ArgumentParser, argv: list[str], *, several: bool = False
 ) -> tuple[argparse.Namespace, ConfigDict, Any]:
-  """Parses a command with --checkpoint and --workdir; returns the options, the config with the checkpoint's model, and
-  the checkpoint.
+  """Parses a command with --checkpoint and --workdir; returns options, config with the checkpoint's model, checkpoint.
 
   Joins the hosts first, because reading a checkpoint starts JAX.
 
