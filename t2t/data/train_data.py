@@ -136,8 +136,7 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
     return _with_asked(config, objective_heads)
   if not answered_by_heads(loss):
     _check_learns(provider, config)
-    return config
-  if not answered:
+  if not (answered and answered_by_heads(loss)):
     return config
   from t2t.data import head_examples
 
