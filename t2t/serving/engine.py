@@ -1,10 +1,12 @@
 """Engine of a served generative model: parameters and compiled programs, reused between requests."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import time
 from typing import Any
+import weakref
 
 import jax
 import numpy as np
@@ -63,14 +65,16 @@ class RunningRequest:
   texts: Sequence[slots.RunningText]
 
   def rows(self) -> Iterator[list[PartialText]]:
-    """Yields the texts whenever they have further tokens, until all are complete; while other requests hold the
-    device, yields the same texts again. Closing the iterator ends the texts.
+    """Yields the texts whenever they have further tokens, until all are complete.
+
+    While other requests hold the device, it yields the same texts again, or none before the first token. Closing the
+    iterator ends the texts.
     """
     seen, rows = 0, []
     try:
       while True:
-        for _ in routes.waiting(self.device):
-          if rows:
+        with contextlib.closing(routes.waiting(self.device)) as states:
+          for _ in states:
             yield rows
         try:
           if self._number() == seen:
@@ -182,6 +186,7 @@ class Ready:
     self._scorer, self._maps = functools.cache(self._make_scorer), functools.cache(self._make_maps)
     self._compiled: set[tuple] = set()
     self._groups: dict[tuple[str, decoding.DecodeConfig, int], slots.Slots] = {}
+    self._shared: weakref.WeakValueDictionary[str, slots.SharedWeights] = weakref.WeakValueDictionary()
 
   @property
   def names(self) -> list[str]:
@@ -264,6 +269,7 @@ class Ready:
 
   def search(self, prompt: list[int], config: decoding.DecodeConfig, name: str) -> tuple[predictor.Generation, int]:
     """Runs a beam search; returns the generation and the maximum length used."""
+    self._free()
     config = self._within(config, self.room(config.max_length))
     beams = self._beams(config, self._alike[name])
     return beams.generate(self.params[name], [prompt])[0], config.max_length
@@ -289,14 +295,15 @@ class Ready:
           if writing is None:
             writing = RunningRequest(self.device, self._slots(config, name, self._width(prompt)), texts)
             writing.group.line_up(texts)
-          rows = writing.group.size_with(len(texts))
-          program = (self._alike[name], self._streamed(config), self._width(prompt), rows)
-          if rows and program not in self._compiled:
+          rows, program = writing.group.size_with(len(texts)), (self._alike[name], self._streamed(config))
+          program += (self._width(prompt),)
+          if rows and writing.group.is_first(texts) and (*program, rows) not in self._compiled:
             yield {"state": "compiling"}
           if writing.group.enter(texts, self._features(prompt), self._keys(seed, numbers)):
-            self._compiled.add(program)
+            self._compiled.add((*program, writing.group.size))
             return writing
-          writing.group.advance()  # so that rows become free
+          with contextlib.suppress(Exception):  # its texts tell it to their own requests
+            writing.group.advance()  # so that rows become free
         finally:
           self.device.release()
         if time.monotonic() > until:
@@ -314,10 +321,15 @@ class Ready:
 
   def _slots(self, config: decoding.DecodeConfig, name: str, width: int) -> slots.Slots:
     key = (name, self._streamed(config), width)
-    self._groups = {other: group for other, group in self._groups.items() if group.is_used}
+    self._free()
     if key not in self._groups:
-      self._groups[key] = slots.Slots(self._programs(key[1], self._alike[name]), self.params[name], self._mesh)
+      programs = self._programs(key[1], self._alike[name])
+      self._groups[key] = slots.Slots(programs, self.params[name], self._mesh, name, self._shared)
     return self._groups[key]
+
+  def _free(self) -> None:
+    """Frees the memory of texts that nobody reads any longer."""
+    self._groups = {key: group for key, group in self._groups.items() if group.is_used}
 
   def is_new(self, prompt: list[int], config: decoding.DecodeConfig, name: str) -> bool:
     """Returns True if this beam search needs compilation, and records it as compiled."""
@@ -362,6 +374,7 @@ class Ready:
       pairs: token ids of prompts and targets; an empty prompt scores a decoder-only model from its first token.
       name: of the adapter.
     """
+    self._free()
     items = [text_scores.ScoredText(prompt, target, 0) for prompt, target in pairs]
     return self._scorer(self._alike[name])(self.params[name], items)
 

@@ -369,6 +369,8 @@ class Completions:
     with contextlib.closing(writing.rows()) as partial_rows:
       for rows in partial_rows:
         yield {"state": "writing"}
+        if not rows:
+          continue
         for index, row in enumerate(rows):
           if index in stopped:
             continue

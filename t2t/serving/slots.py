@@ -3,7 +3,7 @@
 Source: iteration-level scheduling of Orca (Yu et al. 2022, OSDI).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ from t2t.inference import decoding
 from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 
-SIZES = (1, 4, 16)  # rows of a step; few sizes, because each is a program
+SIZES = (1, 4, 8, 16)  # rows of a step; few sizes, because each is a program
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,6 +43,14 @@ class RunningText:
   @property
   def is_complete(self) -> bool:
     return self.ended or len(self.tokens) == self.limit
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedWeights:
+  """Weights as decoding reads them, which all texts of a model share; see `DecodeState`."""
+
+  weights: Any
+  logits_fn: Any
 
 
 def _split(stream: decoding.Stream) -> tuple[decoding.Stream, tuple[Any, Any]]:
@@ -110,12 +118,22 @@ class Slots:
     programs: of the model.
     params: nested dict.
     mesh: on which the parameters are.
+    name: of the model.
+    shared: name -> weights that groups of this model use; a group in use holds a reference.
   """
 
-  def __init__(self, programs: Programs, params: Params, mesh: jax.sharding.Mesh):
-    self._programs, self._params, self._mesh = programs, params, mesh
+  def __init__(
+    self,
+    programs: Programs,
+    params: Params,
+    mesh: jax.sharding.Mesh,
+    name: str,
+    shared: MutableMapping[str, SharedWeights],
+  ):
+    self._programs, self._params, self._mesh, self._name, self._all_shared = programs, params, mesh, name, shared
     self._texts: list[RunningText] = []  # of each row; more rows repeat the first
-    self._streams = self._shared = None
+    self._streams: decoding.Stream | None = None
+    self._shared: SharedWeights | None = None
     self._line: list[RunningText] = []  # first texts of the requests that wait for rows
 
   @property
@@ -126,18 +144,23 @@ class Slots:
   @property
   def is_used(self) -> bool:
     """Returns whether texts are being generated, or wait for rows."""
-    return self.size > 0 or not all(text.left for text in self._line)
-
-  def _needed(self, number: int) -> int:
-    return next((size for size in SIZES if size >= number), 0)
+    return any(map(_is_running, self._texts)) or not all(text.left for text in self._line)
 
   def size_with(self, number: int) -> int:
     """Returns the number of rows of a step with `number` further texts; 0: there are too many."""
-    return max(self.size, needed) if (needed := self._needed(sum(map(_is_running, self._texts)) + number)) else 0
+    running = sum(map(_is_running, self._texts))
+    needed = next((size for size in SIZES if size >= running + number), 0)
+    # Rows that would soon be needed again are kept.
+    return self.size if 1 < needed < self.size and 2 * running > needed else needed
 
   def line_up(self, texts: Sequence[RunningText]) -> None:
     """Lets texts wait for rows, in the order of these calls."""
     self._line.append(texts[0])
+
+  def is_first(self, texts: Sequence[RunningText]) -> bool:
+    """Returns whether texts are first in line."""
+    self._line = [text for text in self._line if not text.left]
+    return self._line[0] is texts[0]
 
   def enter(self, texts: Sequence[RunningText], batch: Batch, keys: jax.Array) -> bool:
     """Begins texts after one prompt; returns False if rows are missing, or if others are first in line.
@@ -147,15 +170,17 @@ class Slots:
       batch: features of the prompt, int [1, length].
       keys: random keys, [texts].
     """
-    self._line = [text for text in self._line if not text.left]
-    if self._line[0] is not texts[0] or not self.size_with(len(texts)):
+    if not self.is_first(texts) or not self.size_with(len(texts)):
       return False
     del self._line[0]
     with jax.set_mesh(self._mesh):
       stream = self._programs.begin(self._params, batch, keys[:1])
     with self._failing(), jax.set_mesh(self._mesh):
       if self._streams is None:
-        self._shared = self._programs.shared(self._params, batch, keys[:1])
+        self._shared = self._all_shared.get(self._name)
+        if self._shared is None:
+          self._shared = SharedWeights(*self._programs.shared(self._params, batch, keys[:1]))
+          self._all_shared[self._name] = self._shared
         self._streams, self._texts = self._programs.repeat(stream), []
       self._resize(len(texts))
       rows = [row for row in range(self.size) if row >= len(self._texts) or not _is_running(self._texts[row])]
@@ -167,13 +192,10 @@ class Slots:
 
   def _resize(self, further: int) -> None:
     """Changes the number of rows, if `further` texts need more, or the running ones far fewer."""
-    running = [row for row, text in enumerate(self._texts) if _is_running(text)]
-    size = self._needed(len(running) + further)
-    if size < self.size and not (size == 1 or 2 * len(running) <= size):
-      return  # rows would soon be needed again
+    size = self.size_with(further)
     if size != self.size:
-      rows = np.array(running + [0] * (size - len(running)), np.int32)
-      self._streams = self._programs.take(self._streams, rows)
+      running = [row for row, text in enumerate(self._texts) if _is_running(text)]
+      self._streams = self._programs.take(self._streams, np.array(running + [0] * (size - len(running)), np.int32))
       self._texts = [self._texts[row] for row in running]
 
   def advance(self) -> None:
@@ -183,7 +205,8 @@ class Slots:
       return
     with self._failing(), jax.set_mesh(self._mesh):
       self._resize(0)
-      self._streams = self._programs.step(self._params, self._shared, self._streams)
+      shared = self._shared.weights, self._shared.logits_fn
+      self._streams = self._programs.step(self._params, shared, self._streams)
       tokens, scores = jax.device_get((self._streams.last[:, 0], self._streams.scores[:, 0]))
     for text, token, score in zip(self._texts, tokens.tolist(), scores.tolist(), strict=False):
       if _is_running(text):
@@ -202,7 +225,7 @@ class Slots:
     try:
       yield
     except Exception as error:
-      for text in self._texts:
+      for text in filter(_is_running, self._texts):
         text.error = error
       self._clear()
       raise

@@ -253,13 +253,16 @@ class WritingService:
     first, before, event, rows = None, 0, {}, []
     with contextlib.closing(writing.rows()) as written:
       for rows in written:
+        if not rows:
+          yield {"state": "waiting"}
+          continue
         number = sum(len(row.tokens) + row.ended for row in rows)
         event = _event(self._ready.decode(rows[0].tokens), len(rows[0].tokens) + rows[0].ended)
         if first is None:
           first, before = time.monotonic(), number  # excludes the prompt and compilation
         else:
           event["tokens_per_second"] = (number - before) / (time.monotonic() - first)
-        if all(text.is_complete for text in writing.texts):
+        if all(row.ended or len(row.tokens) == text.limit for row, text in zip(rows, writing.texts, strict=True)):
           break
         # Drops an incomplete multi-byte character.
         yield event | {"prediction": event["prediction"].rstrip("\ufffd")}

@@ -17,7 +17,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.inference import decoding, prompt_builder
-from t2t.serving import engine, html_page, server, slots, text_predictor
+from t2t.serving import engine, html_page, routes, server, slots, text_predictor
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -116,6 +116,33 @@ def test_requests_that_come_together_share_steps(port, monkeypatch):
   for one, other in zip(found, expected, strict=True):
     assert one["prediction"] == other["prediction"] and one["score"] == pytest.approx(other["score"], rel=1e-4)
   assert max(steps) > 1 and len(steps) < sum(one["tokens"] for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [0.0, 1.2])
+def test_a_text_that_others_complete_is_answered_whole(held, monkeypatch):
+  """Between two looks of a request other requests may generate all the rest, also while it waits for the device."""
+  writer = service("encoder_decoder")
+  ready, request = writer._ready, text_predictor.parse(json.dumps(GREEDY | {"min_length": 10}).encode())
+  expected = list(writer.generate(request))[-1]
+  waiting = routes.waiting
+
+  def others_first(device):
+    yield from waiting(device)
+    for group in ready._groups.values():
+      if group.size:
+        group.advance()
+        group.advance()
+    if held:
+      device.release()
+      yield {"state": "waiting"}
+      yield from waiting(device)
+
+  monkeypatch.setattr(routes, "waiting", others_first)
+  found = list(writer.generate(request))
+  assert found[-1]["prediction"] == expected["prediction"]
+  assert (found[-1]["tokens"], found[-1]["ended"]) == (expected["tokens"], expected["ended"])
+  assert found[-1]["score"] == pytest.approx(expected["score"], rel=1e-4)
 
 
 # ---- Texts -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import weakref
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ def group(kind="t5_1_1", *, eos_id=toy.EOS, **options):
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   found = pretrained.PretrainedModel(model.config, graphdef, params)
   programs = slots.Programs(found, decoding.DecodeConfig(LENGTH, **options), eos_id=eos_id)
-  return model, slots.Slots(programs, params, mesh)
+  return model, slots.Slots(programs, params, mesh, "", weakref.WeakValueDictionary())
 
 
 decode = functools.cache(decoding.make_decode)
@@ -73,7 +74,7 @@ def test_a_text_is_the_one_that_is_generated_alone(kind):
       del waiting[0]
     rows.advance()
     sizes.add(rows.size)
-  assert {4, 16} <= sizes
+  assert {4, 8} <= sizes
   for batch, texts, numbers in requests:
     for text, number in zip(texts, numbers, strict=True):
       tokens, score = alone(model, batch, number, eos_id=9, limit=text.limit, **options)
@@ -113,6 +114,24 @@ def test_a_text_that_nobody_waits_for_leaves_the_line():
   rows.line_up(stays)
   gone[0].left = True
   assert rows.enter(stays, batch, keys(0))
+
+
+def test_memory_is_freed_when_nobody_reads():
+  """A group of texts whose clients left is unused; groups of one model share its weights while one is in use."""
+  model, rows = group(eos_id=-1)
+  batch, texts = prompts(model.config, 1)[0], [slots.RunningText(LENGTH)]
+  other = slots.Slots(rows._programs, rows._params, rows._mesh, "", rows._all_shared)
+  for each, entering in ((rows, texts), (other, [slots.RunningText(LENGTH)])):
+    each.line_up(entering)
+    assert each.enter(entering, batch, keys(0)) and each.is_used
+  assert rows._shared is other._shared
+  texts[0].left = True
+  assert not rows.is_used and other.is_used
+  rows.advance()
+  assert rows.size == 0 and len(rows._all_shared) == 1
+  while other.is_used:
+    other.advance()
+  assert not rows._all_shared
 
 
 def test_a_failed_step_ends_all_texts(monkeypatch):
