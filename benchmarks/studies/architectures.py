@@ -73,7 +73,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      150,
+      70,
       "A tiny T5 1.1, 2 and 2 layers of width 64, 1,000 steps of 32 rows with 64 positions of the documentation; 300 "
       "steps of fine-tuning on four tasks.",
     ),

@@ -52,7 +52,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      40,
+      30,
       "A tiny encoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the documentation, 40 % masked; 300 "
       "steps of fine-tuning on three tasks.",
     ),
