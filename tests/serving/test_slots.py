@@ -50,7 +50,8 @@ def alone(model, batch, number, *, eos_id, limit, **options):
   return tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens, float(found.scores[0, 0])
 
 
-@pytest.mark.exhaustive_from(2)
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_the_one_that_is_generated_alone(kind):
   """Texts come at random, in ones and threes, with several limits; more than the rows wait in line."""
