@@ -87,7 +87,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      60,
+      35,
       "A tiny encoder, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; 300 "
       "steps of fine-tuning on two tasks, order of words as classes and punctuation as tags.",
     ),
