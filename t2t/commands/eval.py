@@ -9,7 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from t2t import UserError
-from t2t.checkpoints import restore
+from t2t.checkpoints import pretrained, restore
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
@@ -29,6 +29,8 @@ def _is_of_table(argv: list[str]) -> bool:
     return False
   # A bucket is checked later, with the other options; one that does not exist has no config.json.
   root = gcs.absolute(path if path.startswith("gs://") else gcs.fetched(path, where="--checkpoint "))
+  if not gcs.is_remote(str(root)) and not root.exists():
+    pretrained.read_source(path)  # says what is missing, before options are checked against the default config
   for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
     try:
       saved = json.loads(gcs.read(folder / "config.json"))

@@ -293,6 +293,7 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (["--shots=0", "--config.eval.num_shots=9", "--config.eval.num_beams=0"], "num_beams=0 must be at least 1"),
     (["--config.data.mixture=oddd"], "oddd: no task or mixture has this name"),
     (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint in"),
+    (["--checkpoint=nowhere", "--config.data.eval_files=x.tsv"], "--checkpoint nowhere: no checkpoint in"),
   ],
 )
 def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
