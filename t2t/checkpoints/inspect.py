@@ -10,11 +10,10 @@ from typing import Any
 from etils import epath
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import manager, pretrained, restore, retention, verify
+from t2t.checkpoints import manager, restore, retention, verify
 from t2t.checkpoints import manifest as manifests
 from t2t.configuration import stages
 from t2t.configuration.loading import flat
@@ -247,14 +246,3 @@ def configs(left: epath.Path, right: epath.Path) -> dict[str, tuple[object, obje
   """Returns key, "train.steps" -> its values in both configs, if they differ; None: absent."""
   a, b = (flat(restore.read_config(path)) for path in (left, right))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
-
-
-def check_vocabulary(config: ConfigDict, source: pretrained.Source) -> None:
-  """Raises a UserError if `config` has another vocabulary than the checkpoint; a copy of the same one is accepted."""
-  given = config.data.vocabulary
-  if not source.vocabulary or given in ("", gcs.origin(source.vocabulary)):
-    return
-  from t2t.data import vocabularies
-
-  if vocabularies.load(given, extra_ids=config.data.extra_ids) != pretrained.vocabulary(source):
-    raise UserError(f"config.data.vocabulary={given}: {source.name} reads its own vocabulary. Leave the key out.")

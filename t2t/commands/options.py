@@ -198,7 +198,6 @@ def parse_with_checkpoint(
       hosts.log_once(note)
     adopt = functools.partial(pretrained.adopt, source=source)
     of_sources.append((*parse(parser, argv, prepare=adopt), source))
-    inspect.check_vocabulary(of_sources[-1][1], source)
   options, config, source = of_sources[0]
   options.others = [(other_config, other) for _, other_config, other in of_sources[1:]]
   return options, config, source

@@ -43,6 +43,8 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
   if data.eval_files and not data.is_named:
     config = config.with_(data={"files": data.eval_files})
   config = train_data.resolved(config)
+  if data.vocabulary and data.vocabulary != source.vocabulary:
+    vocabularies.check_same(pretrained.vocabulary(source), pipeline.vocabulary(data), spec=data.vocabulary)
   if config.train.loss not in ("cross_entropy", "diffusion", "bilm"):
     raise UserError(
       f"config.eval.method={METHOD} measures the cross-entropy of tokens, but config.train.loss={config.train.loss}. "

@@ -10,7 +10,7 @@ import pytest
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import inspect, manifest, pretrained, restore
+from t2t.checkpoints import manifest, pretrained, restore
 from t2t.configuration.loading import load_config, records
 from t2t.data import vocabularies
 
@@ -159,21 +159,6 @@ def test_fine_tuning_takes_model_and_vocabulary(workdir):
   assert dataclasses.replace(source.model, dropout_rate=0.1, attention_kernel="plain") == records(config).model
   assert (config.data.vocabulary, config.data.extra_ids) == (str(workdir / "vocabulary"), 100)
   assert config.data.inputs_length == 512
-
-
-def test_another_vocabulary_than_the_checkpoint_has(workdir, tmp_path):
-  """The same vocabulary in another place is taken."""
-  config, source = load_config("finetune_superglue"), pretrained.read_source(str(workdir))
-  pretrained.adopt(config, source)
-  for given in ("", "bytes", config.data.vocabulary):
-    config.data.vocabulary = given
-    inspect.check_vocabulary(config, source)
-  words, text = tmp_path / "words", tmp_path / "text.txt"
-  text.write_text("the quick brown fox\n" * 10)
-  assert command.main(["vocab", "train", "--type=word", f"--input={text}", f"--output={words}", "--size=200"]) == 0
-  config.data.vocabulary = str(words)
-  with pytest.raises(UserError, match=r"config.data.vocabulary=.*words: .* reads its own vocabulary. Leave"):
-    inspect.check_vocabulary(config, source)
 
 
 @pytest.mark.parametrize(

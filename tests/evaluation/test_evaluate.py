@@ -387,7 +387,7 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
     scores = metric_writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
     step = max(scores, key=scores.get)
     assert found[f"{task}.validation"]["score"] == pytest.approx(scores[step], abs=1e-3)
-    assert any(task in line and line.split()[-1] == str(step) for line in table.splitlines())
+    assert any(task in line and str(step) in line.split() for line in table.splitlines())
   assert "super_glue_axb" in out and "leaderboard" in out
   assert command.main(arguments) == 0
   # The checkpoint that a record names gives the metrics of the record, and is not always the last one.

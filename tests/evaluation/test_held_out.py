@@ -15,7 +15,7 @@ text = test_train.text  # fixture
 
 
 def test_the_loss_of_a_checkpoint_is_that_of_its_last_evaluation(text, tmp_path, capsys):
-  """With the memory of training, of another length, and on a part of the text; another loss is refused."""
+  """With the memory of training, another length, and a part of the text; other losses and vocabularies are refused."""
   run, out = tmp_path / "run", tmp_path / "eval"
   training = test_memory_run.run(text, run, 2, "--config.eval.batches=1000", "--config.eval.num_logged_samples=1")
   assert command.main(training) == 0
@@ -48,3 +48,10 @@ def test_the_loss_of_a_checkpoint_is_that_of_its_last_evaluation(text, tmp_path,
   capsys.readouterr()
   assert command.main(of("--config.train.loss=multi_token", "--config.model.memory_length=0")) != 0
   assert "config.train.loss" in capsys.readouterr().err
+  words = tmp_path / "words"
+  assert (
+    command.main(["vocab", "train", "--type=word", "--size=50", f"--input={text}/*.jsonl", f"--output={words}"]) == 0
+  )
+  capsys.readouterr()
+  assert command.main(of(f"--config.data.vocabulary={words}")) != 0
+  assert "the checkpoint was trained with another vocabulary" in capsys.readouterr().err
