@@ -9,7 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from t2t import UserError
-from t2t.checkpoints import pretrained, restore
+from t2t.checkpoints import restore
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
@@ -21,7 +21,11 @@ from t2t.storage import gcs, outage
 
 
 def _is_of_table(argv: list[str]) -> bool:
-  """Returns whether --checkpoint was fine-tuned on a table, according to its config.json; runs before JAX starts."""
+  """Returns whether --checkpoint was fine-tuned on a table, according to its config.json; runs before JAX starts.
+
+  True also for a local path that does not exist: the config of tables takes any key of files, so that the next error
+  names the path.
+  """
   options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   options.add_argument("--checkpoint", default="")
   path = options.parse_known_args(argv)[0].checkpoint.partition(",")[0]
@@ -30,7 +34,7 @@ def _is_of_table(argv: list[str]) -> bool:
   # A bucket is checked later, with the other options; one that does not exist has no config.json.
   root = gcs.absolute(path if path.startswith("gs://") else gcs.fetched(path, where="--checkpoint "))
   if not gcs.is_remote(str(root)) and not root.exists():
-    pretrained.read_source(path)  # says what is missing, before options are checked against the default config
+    return True
   for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
     try:
       saved = json.loads(gcs.read(folder / "config.json"))

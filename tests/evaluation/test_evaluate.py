@@ -293,7 +293,6 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (["--shots=0", "--config.eval.num_shots=9", "--config.eval.num_beams=0"], "num_beams=0 must be at least 1"),
     (["--config.data.mixture=oddd"], "oddd: no task or mixture has this name"),
     (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint in"),
-    (["--checkpoint=nowhere", "--config.data.eval_files=x.tsv"], "--checkpoint nowhere: no checkpoint in"),
   ],
 )
 def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
@@ -301,6 +300,13 @@ def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
   assert run(module, tmp_path, "encoder_decoder", *others) == 2
   assert re.search(message, capsys.readouterr().err)
   assert not (tmp_path / "results.json").exists()
+
+
+def test_a_missing_checkpoint_is_named_before_keys_of_files(tmp_path, capsys):
+  """Without --config, whose default depends on the checkpoint."""
+  arguments = ["--checkpoint=nowhere", f"--workdir={tmp_path}", "--config.data.eval_files=x.tsv"]
+  assert command.main(["eval", *arguments]) == 2
+  assert "--checkpoint nowhere: no checkpoint in" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive
