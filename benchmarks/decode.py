@@ -2,6 +2,7 @@
 
   python benchmarks/decode.py                                  # T5 1.1 small, 16 x 128 inputs, 64 new tokens, greedy
   python benchmarks/decode.py --num_beams=4
+  python benchmarks/decode.py --config gpt2_small --batch_size=1 --beside_int8   # and `--weights int8`, alternating
   python benchmarks/decode.py --config t5_1_1_base --batch_size=128 --new_tokens=128              # on an accelerator
 
 The model has random weights. It reads random ids without padding, as the prompt if it is decoder-only. EOS is disabled,
@@ -10,6 +11,7 @@ best shows the program's speed, the median that of this machine under load. A st
 including its share of reading the inputs. With beams, only tokens of the best beam count.
 """
 
+from collections.abc import Callable, Mapping
 import json
 import statistics
 import sys
@@ -24,7 +26,7 @@ from t2t.commands.options import config_parser, parse
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
 from t2t.inference import decoding
-from t2t.models import transformer
+from t2t.models import int8_matrix, transformer
 from t2t.models.config import TransformerConfig
 from t2t.runtime import memory, numeric
 from t2t.training import mesh_selection
@@ -38,8 +40,10 @@ def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_len
   return {"decoder_input_tokens": tokens, "decoder_causal_attention": np.ones_like(tokens)}
 
 
-def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int):
-  """Compiles the decoding of random inputs.
+def start(
+  config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, int8: bool = False
+):
+  """Compiles the decoding of random inputs, with matrices in int8 on request.
 
   Returns:
     A function that decodes, waits and returns `decoding.Decoded`; and the seconds of compilation.
@@ -47,7 +51,8 @@ def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: i
   model_config = config.model
   decoding.check_positions(model_config, inputs_length, decode_config.max_length)
   mesh, _ = mesh_selection.make(config)
-  make = lambda key: transformer.build(model_config, nnx.Rngs(key))
+  build = lambda key: transformer.build(model_config, nnx.Rngs(key))
+  make = (lambda key: int8_matrix.weight_only(build(key))) if int8 else build
   key = jax.random.key(0)
   graphdef, shapes = nnx.split(jax.eval_shape(make, key), graph=False)
   with jax.set_mesh(mesh):
@@ -62,26 +67,38 @@ def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: i
   return lambda: jax.block_until_ready(write(params, batch, key)), time.perf_counter() - started
 
 
-def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int):
-  """Times `decoding.decode` on the devices of this machine."""
-  write, compiled = start(config, decode_config, batch_size=batch_size, inputs_length=inputs_length)
-  seconds = []
+def measure(writes: Mapping[str, Callable], *, steps: int, runs: int) -> dict[str, dict[str, float | str]]:
+  """Times functions of `start` in turn, each `runs` times after a first call.
+
+  Args:
+    writes: name -> function.
+    steps: new tokens of each sequence.
+    runs: timed calls of each.
+
+  Returns:
+    Name -> figures.
+  """
+  seconds: dict[str, list[float]] = {name: [] for name in writes}
+  decoded = {}
   for _ in range(runs + 1):
-    started = time.perf_counter()
-    decoded = write()
-    seconds.append(time.perf_counter() - started)
-  best, median = min(seconds[1:]), statistics.median(seconds[1:])
-  steps = decode_config.max_length
-  return {
-    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    "compile_seconds": compiled,
-    "best_step_seconds": best / steps,
-    "median_step_seconds": median / steps,
-    "new_tokens": batch_size * steps,
-    "tokens_per_second": batch_size * steps / best,
-    "median_tokens_per_second": batch_size * steps / median,
-    "mean_score": float(decoded.scores[:, 0].mean()),
-  } | {name: float(x.sum()) for name, x in decoded.counts.items()}
+    for name, write in writes.items():
+      started = time.perf_counter()
+      decoded[name] = write()
+      seconds[name].append(time.perf_counter() - started)
+  figures = {}
+  for name, out in decoded.items():
+    best, median = min(seconds[name][1:]), statistics.median(seconds[name][1:])
+    tokens = len(out.scores) * steps
+    figures[name] = {
+      "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+      "best_step_seconds": best / steps,
+      "median_step_seconds": median / steps,
+      "new_tokens": tokens,
+      "tokens_per_second": tokens / best,
+      "median_tokens_per_second": tokens / median,
+      "mean_score": float(out.scores[:, 0].mean()),
+    } | {name: float(x.sum()) for name, x in out.counts.items()}
+  return figures
 
 
 def main(argv: list[str]) -> None:
@@ -101,6 +118,7 @@ def main(argv: list[str]) -> None:
     help="sample from the likeliest tokens with this total probability",
   )
   parser.add_argument("--runs", type=int, default=5, help="number of timed runs")
+  parser.add_argument("--beside_int8", action="store_true", help="also time the model with `--weights int8`")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = parse(parser, argv)
   memory.keep_freed_memory()
@@ -111,15 +129,19 @@ def main(argv: list[str]) -> None:
     top_k=options.top_k,
     top_p=options.top_p,
   )
-  result = {"config": options.config, "batch_size": options.batch_size, "num_beams": options.num_beams} | measure(
-    records(config),
-    decode_config,
-    batch_size=options.batch_size,
-    inputs_length=options.inputs_length,
-    runs=options.runs,
-  )
+  sizes = {"batch_size": options.batch_size, "inputs_length": options.inputs_length}
+  ways = {"as loaded": False} | ({"int8": True} if options.beside_int8 else {})
+  writes, compiled = {}, {}
+  for name, int8 in ways.items():
+    writes[name], compiled[name] = start(records(config), decode_config, int8=int8, **sizes)
+  figures = measure(writes, steps=options.new_tokens, runs=options.runs)
+  result = {"config": options.config, "num_beams": options.num_beams} | sizes
+  result |= {"compile_seconds": compiled["as loaded"]} | figures["as loaded"]
+  if options.beside_int8:
+    result["int8_median_tokens_per_second"] = figures["int8"]["median_tokens_per_second"]
+    result["int8_ratio"] = figures["as loaded"]["median_step_seconds"] / figures["int8"]["median_step_seconds"]
   for name, value in result.items():
-    print(f"{name:<26}{value:,.4g}" if isinstance(value, float) else f"{name:<26}{value}")
+    print(f"{name:<32}{value:,.4g}" if isinstance(value, float) else f"{name:<32}{value}")
   if options.json:
     print(json.dumps(result))
 

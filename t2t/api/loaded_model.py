@@ -75,7 +75,7 @@ def load(
       filling); "all"; "": blanks, or the training setting of a model that was fine-tuned on a table. Heads and
       `embed` always read control tokens as text.
     weights: "average" or "trained" (the last step), for a run with an average (`config.optimizer.average`); "": as the
-      run evaluated.
+      run evaluated; "int8": these with matrices rounded to 8 bits.
 
   Raises:
     UserError: the checkpoint is missing or cannot be read, or has no average.
@@ -121,7 +121,7 @@ def _listed(modules: str | os.PathLike | Sequence[str | os.PathLike]) -> str:
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
   """Adds the user's vocabulary to a checkpoint without one: from T5X, or trained on ids."""
   if source.foreign is not None:
-    return pretrained.of_foreign(vocab_override.give(source.foreign, spec))
+    return dataclasses.replace(pretrained.of_foreign(vocab_override.give(source.foreign, spec)), int8=source.int8)
   data = source.run["data"]
   if source.vocabulary or data.get("vocabulary") or data.get("mixture") or data.get("sources"):
     raise UserError(

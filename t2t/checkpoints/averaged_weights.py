@@ -22,7 +22,7 @@ def check(path: epath.Path, run: Mapping[str, object], weights: str) -> None:
     UserError: an unknown value, or the checkpoint has no average.
   """
   if weights not in restore.WEIGHTS:
-    raise UserError(f"--weights {weights}: unknown value. Give one of {', '.join(restore.WEIGHTS)}.")
+    raise UserError(f"--weights {weights}: unknown value. Give one of {', '.join(restore.WEIGHTS)}, or int8.")
   tree = restore.saved_tree(path)
   has_average = restore.is_flat(restore.trained_keys(tree, run, "average")) or restore.has_iterate(tree)
   if weights == "average" and not has_average:

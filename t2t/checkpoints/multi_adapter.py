@@ -27,8 +27,10 @@ def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pr
     places: name of an adapter -> its run or checkpoint; if that has several tasks, the name is a task's.
 
   Raises:
-    UserError: a path has no adapter, or its base differs in shapes or small arrays.
+    UserError: a path has no adapter, its base differs in shapes or small arrays, or the base is read in int8.
   """
+  if places and base.int8:
+    raise UserError("--weights int8: --adapter needs the float32 parameters of its base. Leave out --weights.")
   tensors = functools.cache(lambda: (base.foreign or tensor_writer.open_foreign(str(base.path))).tensors)
   sources = {}
   for name, path in places.items():

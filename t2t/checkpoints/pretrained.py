@@ -29,6 +29,8 @@ from t2t.storage import gcs, hub
 if typing.TYPE_CHECKING:
   from t2t.convert.lazy_tensors import Foreign
 
+WEIGHTS = (*restore.WEIGHTS, "int8")  # values of --weights of commands that only read
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -46,6 +48,7 @@ class Source:
   task: selected task of a model with task-specific parameters; "": none, see `select_task`.
   prefix_task: task whose prefix is added to each input; "": that of the only task.
   weights: average, trained, or "", which is the training's config.eval.average; see `restore.trained_keys`.
+  int8: whether matrices are rounded when parameters are read, see `int8_matrix.weight_only`.
   """
 
   path: epath.Path
@@ -60,11 +63,18 @@ class Source:
   task: str = ""
   prefix_task: str = ""
   weights: str = ""
+  int8: bool = False
 
   @property
   def name(self) -> str:
     """Path for messages and outputs: the one in its store, if `path` is a local copy."""
     return gcs.origin(str(self.path))
+
+  @property
+  def read_as(self) -> dict[str, str]:
+    """Entry `weights` of results: the value of --weights; none by default."""
+    value = "int8" if self.int8 else self.weights
+    return {"weights": value} if value else {}
 
   @property
   def prefix(self) -> str:
@@ -113,13 +123,15 @@ def read_source(path: str, *, where: str = "--checkpoint ", weights: str = "") -
   Args:
     path: a t2t workdir, one of its checkpoints, or a checkpoint of Hugging Face or T5X.
     where: the option or key of the path, for messages.
-    weights: see `Source`.
+    weights: see `Source`; "int8" sets its `int8`.
 
   Raises:
     UserError: there is none, another version wrote it, it cannot be converted, or it has no average.
   """
   from t2t import convert
 
+  if weights == "int8":
+    return dataclasses.replace(read_source(path, where=where), int8=True)
   path = gcs.fetched(path, where=where)
   hub.check(path, where=where)
   if convert.kind_of(path) != "t2t":
@@ -404,6 +416,8 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
     rngs = nnx.Rngs(key)
     unmerged = {name: x for name, x in source.adapters.items() if name not in source.merged}
     model = adapters_lib.adapt(transformer.build(config, rngs), unmerged, rngs)
+    if source.int8:
+      return lazy_table.load("t2t.models.int8_matrix:weight_only")(model)
     is_int8 = on_cpu and source.foreign is not None and source.foreign.kind == "int8"
     return lazy_table.load("t2t.models.int8_matrix:with_integers")(model) if is_int8 else model
 
@@ -441,6 +455,8 @@ def load_params(source: Source, params: Params) -> Params:
   Raises:
     UserError: the checkpoint has other parameters.
   """
+  if source.int8:
+    return lazy_table.load("t2t.checkpoints.int8_weights:load")(source, params)
   if source.foreign is None and not (source.adapters or source.part or source.base):
     return restore.restore_params(source.path, params, weights=source.weights)
   from t2t.convert import lazy_tensors

@@ -9,7 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from t2t import UserError
-from t2t.checkpoints import restore
+from t2t.checkpoints import pretrained
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
@@ -93,9 +93,10 @@ def main(argv: list[str]) -> None:
   )
   parser.add_argument(
     "--weights",
-    choices=restore.WEIGHTS,
+    choices=pretrained.WEIGHTS,
     default="",
-    help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average",
+    help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average; "
+    "int8: the default's, matrices rounded to 8 bits",
   )
   gin_files.add_options(parser, "eval")
   options, config, source = parse_with_checkpoint(parser, argv, several=True)

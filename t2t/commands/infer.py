@@ -15,7 +15,7 @@ from absl import logging
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import inspect, multi_adapter, pretrained, restore, select_task
+from t2t.checkpoints import inspect, multi_adapter, pretrained, select_task
 from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.configuration import foreign_names
@@ -272,9 +272,10 @@ def _parser() -> argparse.ArgumentParser:
   )
   add(
     "--weights",
-    choices=restore.WEIGHTS,
+    choices=pretrained.WEIGHTS,
     default="",
-    help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average",
+    help="average, or trained, the parameters of the last step; default: average for a run with config.eval.average; "
+    "int8: the default's, matrices rounded to 8 bits",
   )
   add("--task_modules", default="", metavar="M", help="your modules or .py files that register its tasks")
   add(

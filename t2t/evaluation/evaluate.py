@@ -607,6 +607,7 @@ def evaluate(
     "checkpoint": ",".join(x.name for x in [source, *others]),
     "method": evaluation.method,
     "shots": config.eval.num_shots,
+    **source.read_as,
   }
   about |= {name: x for name in ("exit_entropy", "exit_patience") if (x := getattr(config.eval, name))}
   if jax.process_index() == 0:

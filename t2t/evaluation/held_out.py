@@ -92,6 +92,7 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> dict[st
       "text": text,
       "checkpoint": source.name,
       "method": METHOD,
+      **source.read_as,
       **settings,
     }
     gcs.write(path, json.dumps(record, indent=2) + "\n")

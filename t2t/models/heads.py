@@ -14,7 +14,7 @@ from t2t import UserError, sharding
 from t2t.models import cpu_ops, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.head_config import HeadConfig
-from t2t.runtime.lazy_table import LazyTable
+from t2t.runtime import lazy_table
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -58,9 +58,10 @@ class Logits:
     """Maps [..., embed] to float32 [..., vocab]."""
     if "transform" in weights:
       hidden = self.transformed(weights, hidden)
-    if self.scale != 1.0:
-      hidden = hidden * self.scale
-    if hidden.dtype == jnp.bfloat16 and cpu_ops.is_fast(hidden):
+    hidden = hidden * self.scale
+    if "int8_scale" in weights:
+      logits = lazy_table.load("t2t.models.int8_matrix:product")(hidden, weights["projection"], weights["int8_scale"])
+    elif hidden.dtype == jnp.bfloat16 and cpu_ops.is_fast(hidden):
       kernel = weights["table"].T if "table" in weights else weights["projection"]
       logits = cpu_ops.dense(hidden, kernel, jnp.float32)
     elif "table" in weights:
@@ -137,13 +138,15 @@ class VocabularyHead(nnx.Module):
     if config.fake_quantization:
       rounded = layers.FAKE_QUANTIZATION["weight"]
       weights_of = lambda parameter, axis: rounded(gathered(parameter), axis).astype(config.dtype)
-    if config.tied_logits:
-      table = weights_of(embed.table, -1)
+    stored: Any = embed.table if config.tied_logits else self.projection
+    if not isinstance(stored, nnx.Param):
+      weights = stored.logits_weights()
+    elif config.tied_logits:
+      table = weights_of(stored, -1)
       beyond = [] if self.table is None else [gathered(self.table, config.dtype)]
       weights = {"table": jnp.concatenate([table, *beyond], axis=1) if beyond else table}
     else:
-      assert self.projection is not None
-      weights = {"projection": weights_of(self.projection, 0)}
+      weights = {"projection": weights_of(stored, 0)}
     if config.logits_transform:
       weights |= transform_weights(config, self.transform, self.transform_bias, self.norm)
     if config.logits_transform or config.logits_bias:
@@ -158,10 +161,8 @@ class VocabularyHead(nnx.Module):
 
 def of_tokens(logits_fn: jax.tree_util.Partial, ids: jax.Array) -> jax.tree_util.Partial:
   """Returns the function of `VocabularyHead.logits_fn` for some tokens: [..., embed] -> float32 [..., ids]."""
-  weights = dict(logits_fn.args[0])
-  for name, axis in (("table", 0), ("projection", 1), ("bias", 0)):
-    if name in weights:
-      weights[name] = jnp.take(weights[name], ids, axis=axis)
+  axes = {"table": 0, "projection": 1, "int8_scale": 0, "bias": 0}
+  weights = {name: jnp.take(x, ids, axes[name]) if name in axes else x for name, x in logits_fn.args[0].items()}
   return jax.tree_util.Partial(logits_fn.func, weights)
 
 
@@ -185,7 +186,7 @@ class Head(Protocol):
 
 
 # kind -> class; imported when a model has such a head
-HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = LazyTable(
+HEADS: lazy_table.LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = lazy_table.LazyTable(
   {
     "class": "t2t.models.task_heads:AnswerHead",
     "score": "t2t.models.task_heads:AnswerHead",

@@ -12,11 +12,21 @@ import toy
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.inference import decoding
+from t2t.models import int8_matrix
 from t2t.serving import routes, slots
 
 LENGTH = 7
-KINDS = ["t5_1_1", "llama", "awd_lstm", "luong", "gpt2", "gemma_t5", "t5gemma", "bart", "learned_prefix_lm"]
-KINDS += ["mixtral", "switch", "transformer_xl", "gru_seq2seq", "universal_gpt", "local_llama", "reformer", "mpt"]
+KINDS = ["t5_1_1", "gpt2 in int8", "awd_lstm", "luong", "llama", "gpt2", "gemma_t5", "t5gemma", "bart"]
+KINDS += [
+  "learned_prefix_lm",
+  "switch",
+  "transformer_xl",
+  "gru_seq2seq",
+  "universal_gpt",
+  "local_llama",
+  "reformer",
+  "mpt",
+]
 
 
 def prompts(config, number):
@@ -26,8 +36,10 @@ def prompts(config, number):
 
 
 def group(kind="t5_1_1", *, eos_id=toy.EOS, **options):
-  """Returns a model with its slots."""
+  """Returns a model with its slots; "KIND in int8" has matrices in int8."""
+  kind, _, in_int8 = kind.partition(" in ")
   model = toy.model(toy.KINDS[kind], seed=3)
+  model = int8_matrix.weight_only(model) if in_int8 else model
   graphdef, params = toy.split(model)
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   found = pretrained.PretrainedModel(model.config, graphdef, params)
