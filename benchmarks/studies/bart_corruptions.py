@@ -68,7 +68,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      170,
+      50,
       "A tiny encoder-decoder, 2 + 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; "
       "300 steps of fine-tuning on four tasks, a summary among them.",
     ),

@@ -106,7 +106,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      75,
+      30,
       "A tiny Llama, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed documentation; 300 steps "
       "of fine-tuning on three tasks.",
     ),

@@ -219,7 +219,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      75,
+      30,
       "Llama decoders of widths 32 to 96 (about 30 thousand to half a million parameters without the embedding) on "
       "0.25 to 2 million bytes of the documentation; 16 runs for each seed.",
     ),

@@ -88,7 +88,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      60,
+      30,
       "A tiny encoder with segment types, 2 layers of width 64, 1,000 steps of 32 x 64 tokens of the installed "
       "documentation (short: 64 x 32); 300 steps of fine-tuning on three tasks.",
     ),

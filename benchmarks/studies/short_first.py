@@ -69,7 +69,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      60,
+      40,
       f"A tiny encoder with learned positions, 2 layers of width 64; {_TOY_STEPS:,} steps of 16 sequences of 64 or "
       "256 tokens of the documentation (325 steps at equal FLOPs, counted by tokens); 300 steps of fine-tuning on "
       "three tasks with up to 200 tokens.",

@@ -133,7 +133,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      60,
+      40,
       "Encoders of 400,000 parameters in 2 layers, as wide as the embedding leaves; 1,000 steps of 32 x 64 tokens of "
       "the documentation; 300 steps of fine-tuning on three tasks.",
     ),

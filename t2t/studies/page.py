@@ -119,14 +119,15 @@ def _stages(rows: Sequence[StudyRow]) -> list[str]:
   for row in rows:
     for stage in row.stages:
       stages.setdefault(stage["digest"], []).append(stage)
-  lines, arms = [], _arms_of_stages(rows)
+  lines, arms, number = [], _arms_of_stages(rows), len(results.arms(rows))
   for key, runs in stages.items():
     mean = lambda name, runs=runs: _mean([run.get(name) for run in runs])
     cells = [f"{x:,.0f}" if x is not None else "-" for x in (mean("steps"),)]
     cells += [amounts.compact_count(x) if x else "-" for x in (mean("tokens"),)]
     cells += [f"{x:.2e}" if x else "-" for x in (mean("flops"),)]
     cells += [f"{x:.0f}" if x is not None else "-" for x in (mean("seconds"),)]
-    lines.append(f"| {runs[0]['name']} | {', '.join(arms[key])} | {' | '.join(cells)} |")
+    shared = "all" if len(arms[key]) == number > 1 else ", ".join(arms[key])
+    lines.append(f"| {runs[0]['name']} | {shared} | {' | '.join(cells)} |")
   return lines
 
 

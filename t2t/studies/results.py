@@ -9,6 +9,7 @@ from etils import epath
 import numpy as np
 
 from t2t.reports import seed_scores
+from t2t.runtime import amounts
 
 FINISHED, DIVERGED = "finished", "diverged"
 
@@ -172,8 +173,12 @@ def cell(rows: Sequence[StudyRow], arm: str, column: str) -> str:
 
 
 def number(value: float) -> str:
-  """Formats three significant digits, and more only of large integers: 71.3, 0.0412, 1234."""
-  return f"{value:.0f}" if abs(value) >= 1_000 else f"{value:#.3g}".rstrip(".")
+  """Formats three significant digits, or four digits of a thousand: 71.3, 0.0412, 1,234, 36.0k, 2.10e12."""
+  if abs(value) < 1_000:
+    return f"{value:#.3g}".rstrip(".")
+  if abs(value) < 10_000:
+    return f"{value:,.0f}"
+  return amounts.compact_count(value) if 0 < value < 1e9 else f"{value:.2e}".replace("e+", "e")
 
 
 def table(rows: Sequence[StudyRow], columns: Sequence[str]) -> list[str]:
