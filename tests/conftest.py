@@ -71,6 +71,7 @@ _COMPILE_ONCE = (
   "test_loaded_model",
   "test_nan_policy",
   "test_pretrained",
+  "test_profiling",
   "test_prompted",
   "test_saved",
   "test_served_commands",

@@ -101,7 +101,7 @@ def test_adapters_fit_each_stack(section):
   if section == "pals":
     batch |= {f"{side}_tasks": jnp.zeros((2, 1), jnp.int32) for side in ("encoder", "decoder")}
   loss_fn = toy.summed_loss()
-  gradient = toy.flat(jax.grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])(params))
+  gradient = toy.flat(jax.jit(jax.grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0]))(params))
   added = {path for path in gradient if adapters_lib.base_path(path, wanted) is None}
   sides = {path.split("/")[0] for path in added}
   assert sides == ({"encoder"} if section == "prompt" else {"encoder", "decoder"})

@@ -62,6 +62,13 @@ def test_steps_known_late_are_checked_before_the_first_step():
     profiling.check(profiling.parse("5:8"), 7)
 
 
+# Few operations, because a trace has the events of each on eight devices.
+FEW_OPERATIONS = (
+  *(trained.ONE_ENCODER, trained.ONE_DECODER, "--config.model.dropout_rate=0.0", "--config.optimizer.name=sgd"),
+  "--config.eval.num_logged_samples=0",
+)
+
+
 def traces(workdir) -> dict[str, profile.Trace]:
   return {trace.name: trace for trace in profile.read(epath.Path(workdir))}
 
@@ -70,25 +77,25 @@ def traces(workdir) -> dict[str, profile.Trace]:
 def test_a_run_writes_traces_on_request(text, tmp_path, capfd):
   """By the option, by a file in the workdir, and by the option of a resumed run that has done a part of the range."""
   short = ("--config.train.log_every=3", "--config.eval.every=4", "--config.checkpoint.save_interval_steps=4")
-  arguments = test_train.arguments(text, tmp_path, *short)
+  arguments = test_train.arguments(text, tmp_path, *FEW_OPERATIONS, *short)
   (tmp_path / profile_requests.NAME).write_text(" 2\n")
   assert command.main([*arguments, "--config.train.steps=6", "--profile", "0:2"]) == 0
   assert not (tmp_path / profile_requests.NAME).exists()
+  page = (tmp_path / "report.html").read_text()
+  capfd.readouterr()
+  assert command.main([*arguments, "--config.train.steps=7", "--profile", "1:3,5:7"]) == 0
+  error = capfd.readouterr().err
+  assert "--profile 1:3: no trace, because the run resumes after step 6" in error
+  assert "--profile 5:7: traces steps 7 to 7, because the run resumes after step 6" in error
   found = traces(tmp_path)
-  assert list(found) == ["steps_1-2", "steps_4-5"]
+  assert list(found) == ["steps_1-2", "steps_4-5", "steps_7-7"]
+  assert found.pop("steps_7-7").num_steps == 1
   for trace in found.values():
     assert not trace.error and trace.num_steps == 2 and trace.seconds > 0
     assert trace.device > 0 and trace.input_wait > 0 and trace.host >= 0
     assert trace.device + trace.input_wait + trace.host == pytest.approx(1.0)
     assert len(trace.operations) > profile.MOST_OPERATIONS
-  page = (tmp_path / "report.html").read_text()
   assert "The 10 longest operations" in page and found["steps_4-5"].operations[0].name in page
-  capfd.readouterr()
-  assert command.main([*arguments, "--config.train.steps=9", "--profile", "1:3,5:8"]) == 0
-  error = capfd.readouterr().err
-  assert "--profile 1:3: no trace, because the run resumes after step 6" in error
-  assert "--profile 5:8: traces steps 7 to 8, because the run resumes after step 6" in error
-  assert traces(tmp_path)["steps_7-8"].num_steps == 2
 
 
 class Signal(Callback):
@@ -109,7 +116,7 @@ def test_a_signal_starts_a_trace_that_an_error_ends(text, tmp_path, capfd):
   """The trace has the steps so far, and the profiler and the signal are free again."""
   parser = config_parser("t2t train", "")
   parser.add_argument("--workdir")
-  options = ("--config.train.steps=9", "--config.train.log_every=2")
+  options = (*FEW_OPERATIONS, "--config.train.steps=9", "--config.train.log_every=2")
   _, config = parse(parser, test_train.arguments(text, tmp_path, *options)[1:])
   with pytest.raises(UserError, match="on purpose"):
     train(records(config), str(tmp_path), callbacks=[Signal(fails_at=5)])
