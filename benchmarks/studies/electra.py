@@ -105,7 +105,7 @@ STUDY = Study(
   scales={
     "toy": Scale(
       "two CPU cores",
-      90,
+      50,
       "A tiny encoder, 2 layers of width 64, with a generator of half the width; the FLOPs of 1,000 steps of "
       "ELECTRA with 32 x 64 tokens of the installed documentation; 300 steps of fine-tuning on three tasks.",
     ),

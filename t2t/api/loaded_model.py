@@ -75,7 +75,7 @@ def load(
       filling); "all"; "": blanks, or the training setting of a model that was fine-tuned on a table. Heads and
       `embed` always read control tokens as text.
     weights: "average" or "trained" (the last step), for a run with an average (`config.optimizer.average`); "": as the
-      run evaluated; "int8": these with matrices rounded to 8 bits.
+      run evaluated; "int8": these with matrices rounded to 8 bits, which `save_pretrained` writes without rounding.
 
   Raises:
     UserError: the checkpoint is missing or cannot be read, or has no average.

@@ -43,13 +43,12 @@ def load(source: pretrained.Source, params: Params) -> Params:
   for group in _groups(plain):
     arrays = pretrained.read(source, {path: (path, plain[path]) for path in group})
     for path in group:
-      x = arrays.pop(path)
       if path in parts:
         of_parts = tuple(wanted[part].sharding for part in parts[path])
         function = functools.partial(int8_matrix.integers, axis=int8_matrix.axis_of(parts[path][0]))
-        loaded |= zip(parts[path], jax.jit(function, out_shardings=of_parts)(x), strict=True)
+        loaded |= zip(parts[path], jax.jit(function, out_shardings=of_parts)(arrays.pop(path)), strict=True)
       else:
-        loaded[path] = x
+        loaded[path] = arrays.pop(path)
   return unflatten({path: loaded[path] for path in wanted})
 
 

@@ -290,7 +290,7 @@ def _run(source: pretrained.Source, way: Way, job: InferenceJob) -> dict[str, An
   """Returns the values that rows depend on, by option name; the batch size is not one of them."""
   task = {"task": source.task} if source.task else {}
   field = job.field or way.form.field
-  return {"checkpoint": source.name, **task, "input": job.input, "field": field, **way.options}
+  return {"checkpoint": source.name, **task, "input": job.input, "field": field, **source.read_as, **way.options}
 
 
 def _windows(pairs: Iterator, size: int) -> Iterator[list]:

@@ -65,9 +65,11 @@ class Int8Matrix(_Integers):
     """Maps [..., in] to [..., out]; see `layers.dense`. With a range, sums are exact, in int32."""
     if input_range is None:
       return layers.add_bias(product(x, self.values[...], self.scale[...][0]).astype(x.dtype), bias)
+    # The range of a model that has not been trained yet is 0: each row has the scale of its largest value.
     scale = fake_quantization.scale_of_range(input_range[...])
-    y = _of_integers(fake_quantization.integers(x, jnp.maximum(scale, 1e-30)), self.values[...])
-    return layers.add_bias((y * (scale * self.scale[...][0])).astype(x.dtype), bias)
+    scale = jnp.where(scale > 0, scale, fake_quantization.scale_of(x, -1))
+    y = _of_integers(fake_quantization.integers(x, scale), self.values[...])
+    return layers.add_bias((y * scale * self.scale[...][0]).astype(x.dtype), bias)
 
   def logits_weights(self) -> dict[str, jax.Array]:
     """Returns the weights of `heads.Logits`."""

@@ -70,6 +70,16 @@ def test_rows_of_inputs_are_rounded_on_cpus(shape, dtype):
   np.testing.assert_array_equal(product.reshape(-1, 7)[:1], 0)
 
 
+def test_a_range_before_the_first_step_is_that_of_each_row():
+  """A product with an unused range, 0, is near that in float32 and not 0."""
+  random = np.random.default_rng(0)
+  x, kernel = random.normal(size=(5, 24)), random.normal(size=(24, 7))
+  matrix = int8_matrix.Int8Matrix(*int8_matrix._stored(nnx.Param(jnp.asarray(kernel), axes=("embed", "mlp")), -2))
+  options = {"gradient_dtype": "", "quantization": "", "dropout_key": None}
+  product = matrix.dense(jnp.asarray(x), None, input_range=nnx.Param(jnp.zeros(2)), **options)
+  np.testing.assert_allclose(product, x @ kernel, atol=0.2)
+
+
 @pytest.mark.parametrize("rounds_inputs", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_meshes_compute_the_same(architecture, rounds_inputs, monkeypatch):
@@ -122,6 +132,10 @@ def test_commands_read_int8(tmp_path, capsys):
     fixed = ("--checkpoint", str(run), "--workdir", str(tmp_path / name), "--config.eval.method=loss")
     assert command.main(["eval", "--config", "t5_1_1_small", *fixed, *data, "--config.eval.batches=1", *options]) == 0
     losses.append(json.loads((tmp_path / name / "results.json").read_text()))
+  capsys.readouterr()
+  fixed = ("--checkpoint", str(run), "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "float.jsonl"))
+  assert command.main(["infer", *fixed, "--max_length", "4", "--weights", "int8"]) == 2
+  assert "belongs to a run with other options: --weights int8, previously None" in capsys.readouterr().err
   np.testing.assert_allclose(scores[1], scores[0], atol=0.1)
   assert scores[1] != scores[0]
   of = [record["held_out"] for record in losses]
