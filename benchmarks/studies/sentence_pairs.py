@@ -100,8 +100,8 @@ STUDY = Study(
     ),
   },
   caveats=(
-    "accuracy shows whether a sentence task was learned, with chance at 0.5. At scale toy NSP is not learned, so it can "
-    "neither help nor harm; SOP is learned in part. The short arm stands for pairs of single sentences: half of the "
-    "length at equal tokens per step. The papers have up to 512 tokens."
+    "accuracy shows whether a sentence task was learned, with chance at 0.5. At scale toy NSP is not learned, so it "
+    "can neither help nor harm; SOP is learned in part. The short arm stands for pairs of single sentences: half of "
+    "the length at equal tokens per step. The papers have up to 512 tokens."
   ),
 )
