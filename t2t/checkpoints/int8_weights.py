@@ -9,7 +9,6 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.convert import lazy_tensors
 from t2t.models import int8_matrix
 from t2t.param_tree import Params, flatten, unflatten
 
@@ -36,9 +35,7 @@ def load(source: pretrained.Source, params: Params) -> Params:
   parts = {path: tuple(f"{path}/{name}" for name in (int8_matrix.VALUES, int8_matrix.SCALE)) for path in rounded}
   plain = {path: x for path, x in wanted.items() if path not in set().union(*parts.values())}
   plain |= {path: as_float(wanted[values]) for path, (values, _) in parts.items()}
-  shapes = pretrained.shapes(source, heads_of=plain)
-  there = {path: shape for path, shape in shapes.items() if path in plain or not path.startswith("heads/")}
-  lazy_tensors.compare(source.name, there, {path: x.shape for path, x in plain.items()})
+  pretrained.check_has(source, plain)
   loaded: dict[str, jax.Array] = {}
   for group in _groups(plain):
     arrays = pretrained.read(source, {path: (path, plain[path]) for path in group})

@@ -459,18 +459,30 @@ def load_params(source: Source, params: Params) -> Params:
     return lazy_table.load("t2t.checkpoints.int8_weights:load")(source, params)
   if source.foreign is None and not (source.adapters or source.part or source.base):
     return restore.restore_params(source.path, params, weights=source.weights)
-  from t2t.convert import lazy_tensors
-
   if source.foreign is not None:
+    from t2t.convert import lazy_tensors
+
     _tell(source)
     foreign = source.foreign
     if foreign.kind == "int8":
       foreign = lazy_table.load("t2t.convert.int8:for_params")(foreign, flatten(params))
     return lazy_tensors.load(foreign, params)
   wanted: Any = flatten(params)
-  there = {path: shape for path, shape in shapes(source).items() if path in wanted or not path.startswith("heads/")}
-  lazy_tensors.compare(source.name, there, {path: x.shape for path, x in wanted.items()})
+  check_has(source, wanted)
   return unflatten(read(source, {path: (path, x) for path, x in wanted.items()}))
+
+
+def check_has(source: Source, wanted: Mapping[str, Any]) -> None:
+  """Checks that a checkpoint has parameters, path -> shaped, and no others but heads.
+
+  Raises:
+    UserError: it has not.
+  """
+  from t2t.convert import lazy_tensors
+
+  of_source = shapes(source, heads_of=wanted)
+  there = {path: shape for path, shape in of_source.items() if path in wanted or not path.startswith("heads/")}
+  lazy_tensors.compare(source.name, there, {path: x.shape for path, x in wanted.items()})
 
 
 def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:

@@ -40,9 +40,9 @@ def axis_of(path: str) -> int | None:
 
 
 def quantized(x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns int8 values and float32 scales, with `axis` of size 1; see `fake_quantization.integers`."""
-  scale = np.asarray(fake_quantization.scale_of(x, axis))
-  return np.asarray(fake_quantization.integers(x, scale)).astype(np.int8), scale
+  """Returns int8 values and float32 scales, with `axis` of size 1; see `int8_matrix.integers`."""
+  values, scale = int8_matrix.integers(x, axis)
+  return np.asarray(values), np.asarray(scale)
 
 
 def save(foreign: Foreign, out: epath.Path, *, advance: atomic_output.Progress = lambda *_: None) -> list[str]:

@@ -19,8 +19,8 @@ from t2t import sharding
 
 _barrier = jax.lax.optimization_barrier
 
-# Number of copies of a single row with which the product runs in bfloat16; the first row of the result is used.
-_LEAST_ROWS = 4
+# Rows from which XLA has fast products of bfloat16 and of int8; fewer rows are padded, or a single one repeated.
+LEAST_ROWS = 4
 
 # Queries per block, which share the keys up to the block's last; small enough to skip most masked keys.
 _CAUSAL_BLOCK = 128
@@ -53,7 +53,7 @@ def _by_rows(axes: str, rows: jax.Array, y: jax.Array) -> jax.Array:
   """Computes `_dot` of [batch, heads, rows, ...]; a single bfloat16 row is repeated."""
   if rows.dtype != jnp.bfloat16 or rows.shape[2] != 1:
     return _dot(axes, rows, y)
-  return _dot(axes, jnp.repeat(rows, _LEAST_ROWS, axis=2), y)[:, :, :1]
+  return _dot(axes, jnp.repeat(rows, LEAST_ROWS, axis=2), y)[:, :, :1]
 
 
 @jax.custom_vjp
@@ -143,7 +143,7 @@ def _attend_backward(residuals, cotangent):
   query, keys, values, bias, allowed, attended, largest, share = residuals
   dtype, cotangent = query.dtype, _in_memory(cotangent)
   # XLA aborts on small products of two or three queries behind a barrier.
-  apart = _barrier if query.shape[2] >= _LEAST_ROWS else lambda x: x
+  apart = _barrier if query.shape[2] >= LEAST_ROWS else lambda x: x
   probabilities = apart((jnp.exp(_scores(query, keys, bias, allowed) - largest) * share).astype(dtype))
   d_values = apart(_dot("bhkq,bhqs->bhks", _transposed(cotangent), probabilities))
   d_probabilities = apart(_dot("bhqk,bhsk->bhqs", cotangent, values))

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import fake_quantization, heads, layers
+from t2t.models import cpu_ops, fake_quantization, heads, layers
 from t2t.models.adapters import patterns
 
 VALUES, SCALE = "values", "scale"  # parameters of `Int8Matrix` and `Int8Table`
-_LEAST_ROWS = 4  # with which XLA's CPU backend multiplies integers fast
 
 
 class _Integers(nnx.Module):
@@ -105,7 +104,7 @@ def _rounds_inputs() -> bool:
 def _of_integers(x: jax.Array, values: jax.Array) -> jax.Array:
   """Returns the product of integers [..., in] and int8 [in, out], summed in int32, as float32."""
   rows = x.astype(jnp.int8).reshape(-1, x.shape[-1])
-  padded = jnp.pad(rows, ((0, max(0, _LEAST_ROWS - len(rows))), (0, 0))) if sharding.platform() == "cpu" else rows
+  padded = jnp.pad(rows, ((0, max(0, cpu_ops.LEAST_ROWS - len(rows))), (0, 0)))
   y = jax.lax.dot_general(padded, values, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
   return y[: len(rows)].astype(jnp.float32).reshape(*x.shape[:-1], values.shape[1])
 

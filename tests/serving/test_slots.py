@@ -16,17 +16,9 @@ from t2t.models import int8_matrix
 from t2t.serving import routes, slots
 
 LENGTH = 7
-KINDS = ["t5_1_1", "gpt2 in int8", "awd_lstm", "luong", "llama", "gpt2", "gemma_t5", "t5gemma", "bart"]
-KINDS += [
-  "learned_prefix_lm",
-  "switch",
-  "transformer_xl",
-  "gru_seq2seq",
-  "universal_gpt",
-  "local_llama",
-  "reformer",
-  "mpt",
-]
+KINDS = ["t5_1_1", "llama", "awd_lstm", "luong", "gpt2 in int8"]
+KINDS += ["gpt2", "gemma_t5", "t5gemma", "bart", "learned_prefix_lm", "mixtral", "switch", "transformer_xl"]
+KINDS += ["gru_seq2seq", "universal_gpt", "local_llama", "reformer", "mpt"]
 
 
 def prompts(config, number):

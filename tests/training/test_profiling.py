@@ -83,13 +83,13 @@ def test_a_run_writes_traces_on_request(text, tmp_path, capfd):
   assert not (tmp_path / profile_requests.NAME).exists()
   page = (tmp_path / "report.html").read_text()
   capfd.readouterr()
-  assert command.main([*arguments, "--config.train.steps=7", "--profile", "1:3,5:7"]) == 0
+  assert command.main([*arguments, "--config.train.steps=8", "--profile", "1:3,5:8"]) == 0
   error = capfd.readouterr().err
   assert "--profile 1:3: no trace, because the run resumes after step 6" in error
-  assert "--profile 5:7: traces steps 7 to 7, because the run resumes after step 6" in error
+  assert "--profile 5:8: traces steps 7 to 8, because the run resumes after step 6" in error
   found = traces(tmp_path)
-  assert list(found) == ["steps_1-2", "steps_4-5", "steps_7-7"]
-  assert found.pop("steps_7-7").num_steps == 1
+  assert list(found) == ["steps_1-2", "steps_4-5", "steps_7-8"]
+  assert found.pop("steps_7-8").num_steps == 2
   for trace in found.values():
     assert not trace.error and trace.num_steps == 2 and trace.seconds > 0
     assert trace.device > 0 and trace.input_wait > 0 and trace.host >= 0
