@@ -1,6 +1,7 @@
 """Any checkpoint as a model with weights in int8: `--weights int8`."""
 
 from collections.abc import Iterator
+import dataclasses
 import functools
 from typing import Any
 
@@ -39,6 +40,8 @@ def load(source: pretrained.Source, params: Params) -> Params:
   loaded: dict[str, jax.Array] = {}
   for group in _groups(plain):
     arrays = pretrained.read(source, {path: (path, plain[path]) for path in group})
+    if source.foreign is not None:  # its notes have been shown
+      source = dataclasses.replace(source, foreign=dataclasses.replace(source.foreign, notes=()))
     for path in group:
       if path in parts:
         of_parts = tuple(wanted[part].sharding for part in parts[path])
