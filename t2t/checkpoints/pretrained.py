@@ -472,8 +472,8 @@ def load_params(source: Source, params: Params) -> Params:
   return unflatten(read(source, {path: (path, x) for path, x in wanted.items()}))
 
 
-def check_has(source: Source, wanted: Mapping[str, Any]) -> None:
-  """Checks that a checkpoint has parameters, path -> shaped, and no others but heads.
+def check_has(source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+  """Checks that a checkpoint has these parameters, by path, and no others but heads.
 
   Raises:
     UserError: it has not.
